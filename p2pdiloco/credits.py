@@ -15,20 +15,22 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, msgpack
+from msgspec.structs import replace
 
-from p2pdiloco.adapters.data_dir import TEMP_SUFFIX, Files, storage_error
+from p2pdiloco.adapters.data_dir import TEMP_SUFFIX, Files, storage_errors
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, Stamp, Wire, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import MOST_GAP, WATERMARK_VERSIONS, copy_mark, earned
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.util import BoundedDict, clear_folder_at, read_note
+from p2pdiloco.util import DAMAGE, BoundedDict, Frozen, clear_folder_at, read_note
 
 # Ledger.
 
@@ -80,7 +82,7 @@ class Entry(Struct):
         self.last_s = max(self.last_s, other.last_s)
 
 
-class MergedMark(Struct, frozen=True):
+class MergedMark(Frozen):
     """Newest contribution of a learner that a ledger has."""
 
     stamp: Stamp
@@ -144,12 +146,9 @@ class FragmentLedger:
 
     def _shares(self, counted: int, parts: Sequence[Contributor], number: int) -> list[int]:
         """Divide what a version counts: seats have what they claim, all others what is left."""
-        weights = self._weights(parts, number)
-        seats = [(tokens * part.votes, gap) for part, (tokens, gap) in zip(parts, weights, strict=True)]
-        others = [
-            (tokens * (not part.votes), gap) for part, (tokens, gap) in zip(parts, weights, strict=True)
-        ]
-        first = shares_of(counted, seats)
+        weights = list(zip(parts, self._weights(parts, number), strict=True))
+        first = shares_of(counted, [(tokens * part.votes, gap) for part, (tokens, gap) in weights])
+        others = [(tokens * (not part.votes), gap) for part, (tokens, gap) in weights]
         return [a + b for a, b in zip(first, shares_of(counted - sum(first), others), strict=True)]
 
     def _weights(self, parts: Sequence[Contributor], number: int) -> list[tuple[int, int]]:
@@ -211,7 +210,7 @@ def shares_of(counted: int, weights: list[tuple[int, int]]) -> list[int]:
     return shares
 
 
-class CreditRow(Struct, frozen=True):
+class CreditRow(Frozen):
     """Work of one learner in a run: the mean over fragments, as the run's own tokens are."""
 
     peer: str
@@ -228,7 +227,7 @@ class CreditRow(Struct, frozen=True):
     """Beginning of the stretch of time; 0: it is the whole run."""
 
 
-class Credits(Struct, frozen=True):
+class Credits(Frozen):
     """Credits of a run, as far as its history is known."""
 
     rows: tuple[CreditRow, ...]
@@ -311,8 +310,8 @@ class HistoryRecord(Wire, frozen=True):
     version: SignedVersion
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(HistoryRecord)
+_encoder = msgpack.Encoder()
+_decoder = msgpack.Decoder(HistoryRecord)
 
 
 def frame_record(record: HistoryRecord) -> bytes:
@@ -334,7 +333,7 @@ def read_frames(content: bytes) -> Iterator[tuple[int, HistoryRecord]]:
             return
         try:
             record = _decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except DAMAGE:
             return
         yield end, record
         offset = end
@@ -352,13 +351,10 @@ def page_of(records: Iterable[HistoryRecord]) -> bytes:
 
 def decode_page(content: bytes) -> list[HistoryRecord]:
     """Read the records that a peer sent. Raises: RemoteError ("garbage")."""
-    records, read = [], 0
-    for end, record in read_frames(content):
-        records.append(record)
-        read = end
-    if read != len(content):
+    frames = list(read_frames(content))
+    if max((end for end, _ in frames), default=0) != len(content):
         raise RemoteError("garbage", "a damaged record of history")
-    return records
+    return [record for _, record in frames]
 
 
 # Audit.
@@ -367,7 +363,7 @@ Verify = Callable[[str, bytes, bytes], bool]
 """Function that tells whether (peer) signed (message) with (signature)."""
 
 
-class HeadRef(Struct, frozen=True):
+class HeadRef(Frozen):
     """Version of a fragment from which its line is followed back."""
 
     number: int
@@ -379,11 +375,15 @@ class HeadRef(Struct, frozen=True):
         return cls(head.number, head.digest)
 
 
+@dataclass
 class Signatures:
     """Checker of all signatures of versions and labels."""
 
-    def __init__(self, run: str, fragment: int, verify: Verify) -> None:
-        self._run, self._fragment, self._verify = run, fragment, verify
+    _run: str
+    _fragment: int
+    _verify: Verify
+
+    def __post_init__(self) -> None:
         self.checked = 0
         """Number of signatures that were checked."""
 
@@ -444,14 +444,14 @@ ManifestHex = Annotated[str, Meta(max_length=1024 * 1024, pattern="^([0-9a-f]{2}
 Role = Literal["owner", "keeper"]
 
 
-class CertifiedHead(Struct, frozen=True, forbid_unknown_fields=True):
+class CertifiedHead(Frozen, forbid_unknown_fields=True):
     """Version of a fragment up to which was counted."""
 
     number: Natural
     digest: Hex
 
 
-class CreditCertificate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CreditCertificate(Frozen, kw_only=True, forbid_unknown_fields=True):
     """Certificate of one peer's work in one run, and the peer's proof that it is meant. Field order is what
     the signature covers.
 
@@ -485,13 +485,13 @@ class CreditCertificate(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def _covered(certificate: CreditCertificate) -> bytes:
-    return _SIGNED + msgspec.json.encode(msgspec.structs.replace(certificate, signature=""))
+    return _SIGNED + msgspec.json.encode(replace(certificate, signature=""))
 
 
 def signed_certificate(certificate: CreditCertificate, key: Identity) -> CreditCertificate:
     """Sign a certificate."""
-    unsigned = msgspec.structs.replace(certificate, signer=key.peer_id)
-    return msgspec.structs.replace(unsigned, signature=key.sign(_covered(unsigned)).hex())
+    unsigned = replace(certificate, signer=key.peer_id)
+    return replace(unsigned, signature=key.sign(_covered(unsigned)).hex())
 
 
 def text_of(certificate: CreditCertificate) -> str:
@@ -503,7 +503,7 @@ def read_certificate(content: bytes) -> CreditCertificate:
     """Read a certificate. Raises: UserError (it is none)."""
     try:
         return msgspec.json.decode(content[:MAX_CERTIFICATE_BYTES], type=CreditCertificate)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DAMAGE as error:
         raise UserError(f"it is no certificate of credits: {str(error)[:120]}") from error
 
 
@@ -548,7 +548,7 @@ Records = dict[tuple[int, bytes], HistoryRecord]
 _NAME = re.compile(r"([0-9]{8})(?:-([0-9]{1,19})-([0-9]{1,19})\.z|\.log)")
 
 
-class Segment(Struct, frozen=True):
+class Segment(Frozen):
     """File of records."""
 
     path: Path
@@ -556,7 +556,7 @@ class Segment(Struct, frozen=True):
     high: int
 
 
-class VersionLine(Struct, frozen=True):
+class VersionLine(Frozen):
     """Unbroken line of versions that ends in a head."""
 
     digests: tuple[bytes, ...]
@@ -616,13 +616,11 @@ class HistoryStore:
         fragment, content = header.fragment, frame_record(record)
         current = self._opened(fragment)
         path = self._log(fragment, current.index)
-        try:
-            with path.open("r+b" if current.size else "wb", buffering=0) as file:
-                file.seek(current.size)
-                file.truncate()  # what an append that failed has left
-                self._files.write(file, content)
-        except OSError as error:
-            raise storage_error(error, "save", path) from error
+        begins = not current.size
+        with storage_errors("save", path), path.open("wb" if begins else "r+b", buffering=0) as file:
+            file.seek(current.size)
+            file.truncate()  # what an append that failed has left
+            self._files.write(file, content)
         current.grow(header.number, len(content))
         self._read.pop(path, None)
         if current.size >= self._segment_bytes:
@@ -643,11 +641,8 @@ class HistoryStore:
     def find(self, fragment: int, number: int, digest: bytes) -> HistoryRecord | None:
         """Find the record of that very version. Raises: StorageError."""
         current = self._opened(fragment)
-        if current.size and current.low <= number <= current.high:
-            found = self._content(self._log(fragment, current.index)).get((number, digest))
-            if found is not None:
-                return found
-        for segment in reversed(self._segments[fragment]):
+        log = Segment(self._log(fragment, current.index), current.low, current.high)
+        for segment in [*[log][: current.size], *reversed(self._segments[fragment])]:
             if segment.low <= number <= segment.high:
                 found = self._content(segment.path).get((number, digest))
                 if found is not None:
@@ -716,16 +711,13 @@ class HistoryStore:
 
     def _content(self, path: Path) -> Records:
         """Read the records of a segment by digest; of a damaged one, those before the damage."""
-        known = self._read.get(path)
-        if known is not None:
-            return known
-        content = self._files.read(path)
-        if path.suffix == ".z":
-            content = _decompressed(content)
-        headers = ((record.version.header, record) for _, record in read_frames(content))
-        found = {(header.number, header.digest()): record for header, record in headers}
-        self._read[path] = found
-        return found
+        if path not in self._read:
+            content = self._files.read(path)
+            if path.suffix == ".z":
+                content = _decompressed(content)
+            headers = ((record.version.header, record) for _, record in read_frames(content))
+            self._read[path] = {(header.number, header.digest()): record for header, record in headers}
+        return self._read[path]
 
 
 def _decompressed(content: bytes) -> bytes:

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec import Struct
+from p2pdiloco.core.api.events import Event
+from p2pdiloco.util import Action, Frozen
 
 if TYPE_CHECKING:  # `--help` of every command is without an event loop
     import asyncio
 
+PostEvent = Callable[[Event], None]
+"""What takes an event for the core."""
 Buffer = bytes | bytearray | memoryview
 
 
-class Refusal(Struct, frozen=True):
+class Refusal(Frozen):
     """Refusal by a handler: `answer` (encoded by the caller's own schema) goes back instead of data."""
 
     answer: bytes
@@ -52,21 +55,21 @@ class PullSink(Protocol):
         """Take a checked chunk; chunks come in order."""
 
 
-class PullSource(Struct, frozen=True):
+class PullSource(Frozen):
     """Answer to a pull: a header (at most 4 MiB) and a payload sent in chunks."""
 
     header: bytes
     payload: Sequence[Buffer]
     """Buffers that are concatenated on the wire without copying."""
-    release: Callable[[], None]
+    release: Action
     """Function that is called once when the payload buffers are no longer read, whatever happened."""
-    delivered: Callable[[], None] = lambda: None
+    delivered: Action = lambda: None
     """Function that is called before that if the asker acknowledged all of it."""
     pace: Callable[[int], Awaitable[None]] | None = None
     """Function that is awaited before so many bytes are sent: what is less urgent waits there."""
 
 
-class PeerConnections(Struct, frozen=True):
+class PeerConnections(Frozen):
     """Connections to one peer."""
 
     ips: tuple[str, ...]
@@ -141,7 +144,7 @@ class Transport(Protocol):
         header: bytes,
         payload: Sequence[Buffer],
         timeout_s: float,
-        before_end: Callable[[], None] | None = None,
+        before_end: Action | None = None,
     ) -> tuple[bool, bytes]:
         """Offer header (at most 4 MiB), then stream payload.
 

@@ -9,13 +9,13 @@ program.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import operator
 import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, SupportsFloat, SupportsInt, cast
@@ -71,6 +71,7 @@ from p2pdiloco.tasks.registry import manifest_from_table, render_toml, task_of
 from p2pdiloco.tasks.task import constants_of
 from p2pdiloco.tensors.layout import Exchange, plan_fragments
 from p2pdiloco.tensors.sizes import TensorSpec
+from p2pdiloco.util import Now
 
 NO_NUMBER = (TypeError, ValueError, OverflowError, RuntimeError)
 """Errors that `int` and `float` raise for text, NaN, infinity, and tensors of several numbers."""
@@ -93,7 +94,7 @@ class Session:
         join: str | Sequence[str] = (),
         *,
         data_dir: str | Path = "~/.p2pdiloco/session",
-        evaluate: Callable[[], float] | None = None,
+        evaluate: Now | None = None,
         options: Sequence[str] = (),
         timeout_s: float = 300.0,
         group: ProcessGroup | None = None,
@@ -171,7 +172,7 @@ class Session:
         self._tell_merged()
         return self._answer.goes_on
 
-    @contextlib.contextmanager
+    @contextmanager
     def computing(self) -> Iterator[None]:
         """Context for what takes long in an inner step and changes no parameters: forward and backward.
 
@@ -277,7 +278,7 @@ def _flags(run: str | Path, join: str | Sequence[str]) -> list[str]:
 
 def _whole(tokens: SupportsInt) -> int:
     """Take whatever programs count with as Python's own number. Raises: UserError."""
-    with contextlib.suppress(*NO_NUMBER):
+    with suppress(*NO_NUMBER):
         if int(tokens) == tokens:
             return int(tokens)
     raise UserError(f"Session.step: tokens must be a whole number, it is {tokens!r:.80}")
@@ -285,7 +286,7 @@ def _whole(tokens: SupportsInt) -> int:
 
 def _real(loss: SupportsFloat) -> float:
     """Take a loss in whatever type as Python's own number. Raises: UserError."""
-    with contextlib.suppress(*NO_NUMBER):
+    with suppress(*NO_NUMBER):
         return float(loss.detach() if isinstance(loss, Tensor) else loss)
     raise UserError(f"Session.step: loss must be a number, it is {loss!r:.80}")
 
@@ -296,9 +297,7 @@ def _real(loss: SupportsFloat) -> float:
 class SessionNode:
     """Part of a program's only process, or of its first rank, in a session: it has the node."""
 
-    def __init__(
-        self, folder: Path, model: nn.Module, evaluate: Callable[[], float] | None, ranks: Ranks
-    ) -> None:
+    def __init__(self, folder: Path, model: nn.Module, evaluate: Now | None, ranks: Ranks) -> None:
         """Start nothing yet: `begin` comes next. `folder`: the node's; `model`: without wrappers."""
         self._model, self._evaluate, self._ranks = model, evaluate, ranks
         self._leave_s = LEAVE_S + save_takes_s(sum(parameter.numel() for parameter in model.parameters()))
@@ -367,7 +366,7 @@ class SessionNode:
                 raise self._broke(error) from error
         return self.mailbox.let_go
 
-    @contextlib.contextmanager
+    @contextmanager
     def computing(self) -> Iterator[None]:
         """Context in which another thread answers, if it can. Raises: UserError."""
         device = self.parameters.device
@@ -408,7 +407,7 @@ class SessionNode:
         self.mailbox.begin_step()
         if self._daemon.terminate():
             until = time.monotonic() + self._leave_s
-            with contextlib.suppress(ChannelBroken):  # it has ended, or does not need us any more
+            with suppress(ChannelBroken):  # it has ended, or does not need us any more
                 while not self.mailbox.stopping and time.monotonic() < until:
                     self.mailbox.attend(POLL_S)
                 if self._channel is not None:
@@ -587,14 +586,12 @@ def new_run(
     me = own_peer(expanded(Path(data_dir), "data_dir"), parents=True)
     base = with_seats(without_end(for_other_model(for_run("tiny", name))), [me, *seats])
     try:
-        manifest = msgspec.structs.replace(
+        manifest = replace(
             base,
-            run=msgspec.structs.replace(
-                base.run, task=OWN_LOOP, initial=checksum(arrays | fixed), initial_name=kind
-            ),
+            run=replace(base.run, task=OWN_LOOP, initial=checksum(arrays | fixed), initial_name=kind),
             model=table(section_of(specs)) | constants_table(fixed),
-            inner=msgspec.structs.replace(base.inner, tokens_per_step=tokens_per_step),
-            sync=msgspec.structs.replace(base.sync, **sync),
+            inner=replace(base.inner, tokens_per_step=tokens_per_step),
+            sync=replace(base.sync, **sync),
         )
     except TypeError as error:
         raise UserError(f"[sync] of a run.toml has no such key: {error}") from error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -63,7 +63,7 @@ class SessionDaemon:
                 return join_daemon(path, max(0.1, until - time.monotonic()))
             except StorageError as error:
                 assert self._process is not None
-                with contextlib.suppress(psutil.TimeoutExpired):
+                with suppress(psutil.TimeoutExpired):
                     self._process.wait(POLL_S)
                 self.check(until, error)
 
@@ -149,7 +149,7 @@ class SessionDaemon:
     def broke(self, error: Exception | None) -> UserError:
         """Make the error of a daemon that is ending: its last words, or else what `error` says."""
         if self._process is not None:
-            with contextlib.suppress(psutil.TimeoutExpired):
+            with suppress(psutil.TimeoutExpired):
                 self._process.wait(LEAVE_S)
         return UserError(f"the daemon has ended: {self._last_words() or error}", f"see {self._folder / LOG}")
 
@@ -165,7 +165,7 @@ class SessionDaemon:
         """Tell the daemon to leave. False: there is none any more that this program has to end."""
         if self._process is None:
             return False
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess):
             self._process.terminate()
         return True
 
@@ -177,7 +177,7 @@ class SessionDaemon:
         try:
             process.wait(patience_s)
         except psutil.TimeoutExpired:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
             process.wait()
 

@@ -3,21 +3,35 @@ ends of processes that others start."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, dataclass_transform
 
 import msgspec
+from msgspec import Struct, field
 
 from p2pdiloco.errors import invariant
 
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class Frozen(Struct, frozen=True):
+    """Base of records that never change once they are made."""
+
+
+Values = dict[str, Any]
+"""Values of any kinds by their names, as JSON, TOML and options have them."""
+Now = Callable[[], float]
+"""What tells the time, in seconds."""
+Action = Callable[[], None]
+Say = Callable[[str], None]
+"""What takes a sentence."""
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -37,6 +51,13 @@ class BoundedDict(OrderedDict[K, V]):
         self.move_to_end(key)
         while len(self) > self._most:
             self.popitem(last=False)
+
+
+def loop_s() -> float:
+    """Time of the running event loop, in seconds."""
+    from asyncio import get_running_loop  # `--help` of every command is without an event loop
+
+    return get_running_loop().time()
 
 
 SHARE = 0.2
@@ -66,7 +87,7 @@ ASIDE = (".corrupt", ".corrupt-2", ".corrupt-3")
 
 
 def read_note(
-    path: Path, decode: Callable[[bytes], T], tell: Callable[[str], None], most_bytes: int = MAX_NOTE_BYTES
+    path: Path, decode: Callable[[bytes], T], tell: Say, most_bytes: int = MAX_NOTE_BYTES
 ) -> T | None:
     """Read and decode a note; None: there is none, or it is damaged, which is told and the file set aside.
 
@@ -93,7 +114,7 @@ def set_aside(path: Path) -> str:
     """Rename what is damaged, over what was set aside before; say in a few words what became of it."""
     for ending in ASIDE:
         aside = path.with_name(path.name + ending)
-        with contextlib.suppress(OSError):  # a folder there, or of another kind than what comes
+        with suppress(OSError):  # a folder there, or of another kind than what comes
             path.replace(aside)
             return f"set aside as {aside.name}"
     return "it stays, as it cannot be renamed"
@@ -172,7 +193,7 @@ def yield_memory() -> None:
     """Ask the system to end this process or its children when memory runs out, not the programs that its user
     works with."""
     score = Path("/proc/self/oom_score_adj")
-    with contextlib.suppress(OSError, ValueError):  # not Linux, or a sandbox forbids it
+    with suppress(OSError, ValueError):  # not Linux, or a sandbox forbids it
         score.write_text(str(max(YIELDING, int(score.read_text()))))
 
 

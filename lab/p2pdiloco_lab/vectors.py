@@ -114,9 +114,16 @@ class MarkovChain:
 
     def loss(self, params: dict[str, Tensor]) -> float:
         """Expected cross-entropy of a model, in nats."""
+        return float(self._losses(params).sum() / len(self.follows))
+
+    def loss_at(self, params: dict[str, Tensor], token: int) -> float:
+        """Expected cross-entropy where that token comes next, in nats."""
+        return float(self._losses(params)[:, token].sum() / self.follows[:, token].sum())
+
+    def _losses(self, params: dict[str, Tensor]) -> np.ndarray:
         arrays = {name: tensor.numpy().astype(np.float64) for name, tensor in params.items()}
         logits = arrays["embedding"] @ arrays["output"].T + arrays["bias"]
-        return float(-(self.follows * np.log(_softmax(logits))).sum() / len(self.follows))
+        return np.asarray(-self.follows * np.log(_softmax(logits)))
 
 
 def initial_params(seed: int, size: Size = SMALL) -> dict[str, Tensor]:
@@ -321,10 +328,14 @@ class Vectors(Substance):
         return Losses(round(start, 6), round(end, 6), round(self.chain.entropy, 6))
 
     def _loss(self, states: Sequence[bytes]) -> float:
+        return self.chain.loss(self.params_of(states))
+
+    def params_of(self, states: Sequence[bytes]) -> dict[str, Tensor]:
+        """Global parameters in these states, of all fragments."""
         params = {spec.name: torch.zeros(spec.shape) for spec in self.size.specs}
         for layout, state in zip(self.layouts, states, strict=True):
             scatter(self.theta(layout.index, state), layout, params)
-        return self.chain.loss(params)
+        return params
 
 
 class Areas(Exchange):

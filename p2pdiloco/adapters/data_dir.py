@@ -15,7 +15,6 @@ Listed in docs/reference/disk.md, section 1.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import logging
@@ -23,17 +22,17 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
-import msgspec
-from msgspec import Meta
+from msgspec import Meta, msgpack
 
 from p2pdiloco.core.api.evidence import MAX_PROOFS, Evidence
 from p2pdiloco.errors import StorageError, invariant, json_line
 from p2pdiloco.ports import Buffer
-from p2pdiloco.util import clear_folder_at, read_note
+from p2pdiloco.util import Now, Say, clear_folder_at, read_note
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ class DataDir:
 
     def _make_private(self) -> None:
         """A folder that was there before may not be ours to change: then it says so."""
-        try:
+        with storage_errors("make private", self.path):
             found = self.path.stat()
             mode = stat.S_IMODE(found.st_mode)
             if not mode & 0o077:
@@ -104,8 +103,6 @@ class DataDir:
                 self.path.chmod(0o700)
                 logger.info("the data folder %s had mode %04o, and is its owner's only now", self.path, mode)
                 return
-        except OSError as error:
-            raise storage_error(error, "make private", self.path) from error
         logger.warning(
             "the data folder %s has mode %04o: others may see what is in it, and it is not ours to change",
             self.path,
@@ -124,10 +121,8 @@ class DataDir:
         """
         invariant(self._lock is None, "the data folder is locked twice")
         path = self.path / "lock"
-        try:
+        with storage_errors("open", path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise storage_error(error, "open", path) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
@@ -190,6 +185,15 @@ def storage_error(error: OSError, action: str, path: Path) -> StorageError:
         hint = "check owner and permissions of the folder, or choose another one with --data-dir"
         return StorageError(f"cannot {action} {path}: permission denied", hint)
     return StorageError(f"cannot {action} {path}: {error.strerror or error}")
+
+
+@contextmanager
+def storage_errors(action: str, path: Path) -> Iterator[None]:
+    """Context in which errors of the system become a `StorageError`, which says what cannot be done."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, action, path) from error
 
 
 class Files:
@@ -257,7 +261,7 @@ class Files:
                 self.sync_folder(path.parent)
         except OSError as error:
             # The first error is the one to report; a left-over temporary file goes at the next open.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise storage_error(error, "save", path) from error
 
@@ -266,18 +270,13 @@ class Files:
 
         Raises: StorageError: perhaps nothing of it is there, whatever a later try says.
         """
-        try:
-            with path.open("rb", buffering=0) as file:
-                self.sync(file)
-        except OSError as error:
-            raise storage_error(error, "save", path) from error
+        with storage_errors("save", path), path.open("rb", buffering=0) as file:
+            self.sync(file)
 
     def make_names_durable(self, folder: Path) -> None:
         """Force a folder's entries to the disk. Raises: StorageError."""
-        try:
+        with storage_errors("save", folder):
             self.sync_folder(folder)
-        except OSError as error:
-            raise storage_error(error, "save", folder) from error
 
     def append(self, path: Path, data: bytes) -> None:
         """Append durably to an existing file.
@@ -285,33 +284,24 @@ class Files:
         Raises:
             StorageError: what the file ends in is not known.
         """
-        try:
-            with path.open("ab", buffering=0) as file:
-                self.write(file, data)
-                self.sync(file)
-        except OSError as error:
-            raise storage_error(error, "save", path) from error
+        with storage_errors("save", path), path.open("ab", buffering=0) as file:
+            self.write(file, data)
+            self.sync(file)
 
     def read(self, path: Path) -> bytes:
         """Read the whole file. Raises: StorageError."""
-        try:
+        with storage_errors("read", path):
             return path.read_bytes()
-        except OSError as error:
-            raise storage_error(error, "read", path) from error
 
     def delete(self, path: Path) -> None:
         """Delete a file; absent is fine. Raises: StorageError."""
-        try:
+        with storage_errors("delete", path):
             self.remove(path)
-        except OSError as error:
-            raise storage_error(error, "delete", path) from error
 
     def move(self, source: Path, target: Path) -> None:
         """Rename a file atomically. Raises: StorageError."""
-        try:
+        with storage_errors("rename", source):
             self.replace(source, target)
-        except OSError as error:
-            raise storage_error(error, "rename", source) from error
 
     def make_folder(self, folder: Path, private: bool = True) -> None:
         """Create a folder and its parents durably; present is fine. `private`: for this user only.
@@ -321,18 +311,14 @@ class Files:
         if folder.is_dir():
             return
         self.make_folder(folder.parent, private)
-        try:
+        with storage_errors("create", folder):
             folder.mkdir(mode=0o700 if private else 0o755, exist_ok=True)
             self.sync_folder(folder.parent)
-        except OSError as error:
-            raise storage_error(error, "create", folder) from error
 
     def list_folder(self, folder: Path) -> list[Path]:
         """List the folder's entries, sorted by name. Raises: StorageError."""
-        try:
+        with storage_errors("list", folder):
             return sorted(folder.iterdir())
-        except OSError as error:
-            raise storage_error(error, "list", folder) from error
 
 
 DISK_BLOCK_BYTES = 512
@@ -364,7 +350,7 @@ def try_folder(folder: Path, flag: str) -> None:
         raise _cannot(error, folder, flag) from error
     finally:
         for place in missing:
-            with contextlib.suppress(OSError):  # never made
+            with suppress(OSError):  # never made
                 place.rmdir()
 
 
@@ -402,8 +388,8 @@ class EventsLog:
         path: Path,
         max_bytes: int = 64 << 20,
         *,
-        wall_s: Callable[[], float] = time.time,
-        monotonic_s: Callable[[], float] = time.monotonic,
+        wall_s: Now = time.time,
+        monotonic_s: Now = time.monotonic,
         write: Callable[[int, bytes], int] = os.write,
     ) -> None:
         """
@@ -474,17 +460,17 @@ class EventsLog:
         clear_folder_at(self.path)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(self.path, flags, 0o600)
-        with contextlib.suppress(OSError):  # not ours
+        with suppress(OSError):  # not ours
             os.fchmod(self._descriptor, 0o600)  # of earlier versions
         self._bytes = os.fstat(self._descriptor).st_size
         self._torn = bool(self._bytes) and os.pread(self._descriptor, 1, self._bytes - 1) != b"\n"
 
 
 PROOFS_FILE = "proofs"
-_decoder = msgspec.msgpack.Decoder(Annotated[tuple[Evidence, ...], Meta(max_length=MAX_PROOFS)])
+_decoder = msgpack.Decoder(Annotated[tuple[Evidence, ...], Meta(max_length=MAX_PROOFS)])
 
 
-def load_proofs(folder: Path, tell: Callable[[str], None]) -> tuple[Evidence, ...]:
+def load_proofs(folder: Path, tell: Say) -> tuple[Evidence, ...]:
     """Read the proofs against members; `tell` hears of damage. Whether they hold is for the reader to see:
     each holds by its signatures or not at all, so the file has no checksum. A damaged one is set aside.
     """
@@ -495,4 +481,4 @@ def save_proofs(folder: Path, proofs: Sequence[Evidence], files: Files) -> None:
     """Write all proofs durably, over those before. Raises: StorageError."""
     path = folder / PROOFS_FILE
     clear_folder_at(path)
-    files.save(path, [msgspec.msgpack.encode(tuple(proofs))], durable=True)
+    files.save(path, [msgpack.encode(tuple(proofs))], durable=True)

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from p2pdiloco.adapters import dns, multiaddrs
 from p2pdiloco.errors import PeerUnreachable
-from p2pdiloco.util import BoundedDict
+from p2pdiloco.util import BoundedDict, Now, loop_s
 
 Block = IPv4Network | IPv6Network
-LOCAL: tuple[Block, ...] = tuple(
+LOCAL = tuple(
     ip_network(text)
     for text in (
         *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"),
@@ -72,7 +72,7 @@ class NotNow(PeerUnreachable):
 class StrangersDials:
     """Judge of strangers' addresses."""
 
-    def __init__(self, told: Iterable[str], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, told: Iterable[str], now: Now = time.monotonic) -> None:
         """`told`: multiaddrs that a person gave, to be announced or to join through."""
         self._now = now
         self._told = {block_of(ip) for ip in _ips_in(told)}
@@ -106,7 +106,7 @@ class StrangersDials:
             NotNow: there are such only.
             PeerUnreachable: there are none.
         """
-        until_s = asyncio.get_running_loop().time() + timeout_s
+        until_s = loop_s() + timeout_s
         chosen: dict[str, None] = {}
         put_off = False
         for text in sorted(addresses[:MAX_ADDRESSES], key=lambda text: text.startswith("/dns")):

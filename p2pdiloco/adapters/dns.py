@@ -8,7 +8,6 @@ https://github.com/multiformats/multiaddr/blob/master/protocols/DNSADDR.md
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import ipaddress
 import logging
@@ -17,6 +16,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from p2pdiloco.config.values import DNSADDR, check_join_address, check_peer_address
@@ -52,8 +52,8 @@ def peers_behind(addresses: Sequence[str], may_fail: bool = False) -> tuple[str,
         ConfigError: an address is malformed.
         UserError: nothing is found behind the names, and no other address is given.
     """
-    found: list[str] = []
-    faults: list[str] = []
+    found = []
+    faults = []
     until_s = time.monotonic() + WALK_S
     for address in addresses:
         check_join_address(address)
@@ -84,13 +84,13 @@ def _listed(address: str, depth: int, until_s: float) -> list[str]:
         for text in txt_records(f"_dnsaddr.{name}", until_s)
         if "dnsaddr=" in text[:8]
     ]
-    found: list[str] = []
+    found = []
     for text in texts[:MAX_PEERS]:
         try:
             if text.startswith(DNSADDR):
                 check_join_address(text)
                 if depth + 1 < MAX_DEPTH:
-                    with contextlib.suppress(NotListed):  # another one may lead somewhere
+                    with suppress(NotListed):  # another one may lead somewhere
                         found += _listed(text, depth + 1, until_s)
                 continue
             check_peer_address(text)
@@ -126,9 +126,9 @@ def txt_records(name: str, until_s: float) -> list[str]:
 def ips_behind(protocol: str, name: str, until_s: float) -> list[str]:
     """Get the first IP addresses of a host that a multiaddr names by dns, dns4 or dns6; empty if there are
     none."""
-    found: list[str] = []
+    found = []
     for kind in {"dns4": (_A,), "dns6": (_AAAA,)}.get(protocol, (_A, _AAAA)):
-        with contextlib.suppress(NotListed, ValueError):
+        with suppress(NotListed, ValueError):
             found += [str(ipaddress.ip_address(data)) for data in _records(name, kind, until_s)]
     return found[:MAX_IPS]
 
@@ -215,7 +215,7 @@ def _data_of(answer: bytes, wanted: int) -> list[bytes]:
     at = _HEADER.size
     for _ in range(questions):
         at = _after_name(answer, at) + 4
-    found: list[bytes] = []
+    found = []
     for _ in range(min(answers, MAX_RECORDS)):
         at = _after_name(answer, at)
         kind, _, _, size = _RECORD.unpack_from(answer, at)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-import msgspec
+from msgspec import msgpack
 
 from p2pdiloco.adapters import framing, streams
 from p2pdiloco.adapters.flow import Flow, Limits
@@ -39,7 +39,7 @@ from p2pdiloco.core.api.types import Crypto
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError, invariant
 from p2pdiloco.identity import SIGNATURE_BYTES
 from p2pdiloco.ports import Buffer, PullSink, Refusal, TransportHandlers
-from p2pdiloco.util import BoundedDict
+from p2pdiloco.util import DAMAGE, Action, BoundedDict, loop_s
 
 MAX_STREAMS_OUT = 32
 MAX_MESSAGES_IN = 256
@@ -99,7 +99,7 @@ class Endpoint(ABC):
         """End the connections to a peer, soon; it may dial again. Never raises."""
 
     def allow(self, upload_bits_per_s: float, download_bits_per_s: float) -> None:
-        self._limits.allow(upload_bits_per_s, download_bits_per_s, asyncio.get_running_loop().time)
+        self._limits.allow(upload_bits_per_s, download_bits_per_s, loop_s)
 
     def carried_bytes(self) -> tuple[int, int]:
         return self._limits.carried_out_bytes, self._limits.carried_in_bytes
@@ -129,7 +129,7 @@ class Endpoint(ABC):
         header: bytes,
         payload: Sequence[Buffer],
         timeout_s: float,
-        before_end: Callable[[], None] | None = None,
+        before_end: Action | None = None,
     ) -> tuple[bool, bytes]:
         return await self._admitted(
             peer,
@@ -162,7 +162,7 @@ class Endpoint(ABC):
 
     def _flow(self, peer: str) -> Flow:
         """Windows of peers that we had nothing to do with for longest are forgotten."""
-        flow = self._flows.get(peer) or Flow(asyncio.get_running_loop().time)
+        flow = self._flows.get(peer) or Flow(loop_s)
         self._flows[peer] = flow
         return flow
 
@@ -338,9 +338,9 @@ MAX_LIFETIME_S = 300.0
 """Time for which a record is kept at most: it says where somebody is, who can say so again."""
 MAX_CLOCK_SKEW_S = 10.0
 _DOMAIN = "p2pdiloco/1/record"
-_encoder = msgspec.msgpack.Encoder()
-_bytes = msgspec.msgpack.Decoder(bytes)
-_text = msgspec.msgpack.Decoder(str)
+_encoder = msgpack.Encoder()
+_bytes = msgpack.Decoder(bytes)
+_text = msgpack.Decoder(str)
 
 
 def signed_value(crypto: Crypto, key: bytes, subkey: bytes, value: bytes, expires: float) -> bytes:
@@ -367,7 +367,7 @@ def acceptable(crypto: Crypto, key: bytes, subkey: bytes, signed: bytes, expires
     try:
         owner = _text.decode(subkey)
         _bytes.decode(value)  # an undecodable value would fail every reader's whole look-up
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except DAMAGE:
         return False
     return crypto.verify(owner, signed_message(key, subkey, value, expires), signature)
 

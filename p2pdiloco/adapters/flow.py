@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+
+from p2pdiloco.util import Now
 
 CHUNK_BYTES = 256 * 1024
 """Bytes of the longest chunk."""
@@ -52,7 +54,7 @@ them."""
 class Flow:
     """Window of one peer. Several streams to it share it."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Now) -> None:
         self._now = now
         self.window_bytes = START_WINDOW_BYTES
         self.in_flight_bytes = 0
@@ -152,7 +154,7 @@ class Flow:
 class Allowance:
     """A token bucket: at most so many bytes a second, of all streams together; those that wait take turns."""
 
-    def __init__(self, bytes_per_s: float, now: Callable[[], float]) -> None:
+    def __init__(self, bytes_per_s: float, now: Now) -> None:
         """Make an allowance. `bytes_per_s`: on the link, what encryption and headers add included."""
         self.bytes_per_s = bytes_per_s
         self._now = now
@@ -217,13 +219,13 @@ class Limits:
         carries them."""
 
     @classmethod
-    def of(cls, upload_bits_per_s: float, download_bits_per_s: float, now: Callable[[], float]) -> Limits:
+    def of(cls, upload_bits_per_s: float, download_bits_per_s: float, now: Now) -> Limits:
         """Make limits from settings; 0 is no limit."""
         limits = cls()
         limits.allow(upload_bits_per_s, download_bits_per_s, now)
         return limits
 
-    def allow(self, upload_bits_per_s: float, download_bits_per_s: float, now: Callable[[], float]) -> None:
+    def allow(self, upload_bits_per_s: float, download_bits_per_s: float, now: Now) -> None:
         """Change the limits, for streams that are under way too; 0 is no limit."""
         self.upload = _changed(self.upload, upload_bits_per_s / 8, now)
         self.download = _changed(self.download, download_bits_per_s / 8, now)
@@ -251,7 +253,7 @@ class Limits:
             self.download.used(received + MESSAGE_BYTES)
 
 
-def _changed(allowance: Allowance | None, bytes_per_s: float, now: Callable[[], float]) -> Allowance | None:
+def _changed(allowance: Allowance | None, bytes_per_s: float, now: Now) -> Allowance | None:
     if allowance is not None:
         allowance.change(bytes_per_s or LIFTED)
     if not bytes_per_s:
@@ -262,7 +264,7 @@ def _changed(allowance: Allowance | None, bytes_per_s: float, now: Callable[[], 
 class Sending:
     """Payload on its way to a peer: the chunks that are not acknowledged yet."""
 
-    def __init__(self, flow: Flow, most_bytes: int, now: Callable[[], float], deadline_s: float) -> None:
+    def __init__(self, flow: Flow, most_bytes: int, now: Now, deadline_s: float) -> None:
         """Begin with nothing sent. `most_bytes`: what the receiver wants to have on the way at most.
         `deadline_s`: when all must be acknowledged."""
         self._flow = flow

@@ -24,6 +24,7 @@ from p2pdiloco.adapters.flow import CHUNK_BYTES, MOST_WINDOW_BYTES, Flow, Limits
 from p2pdiloco.core.api.reasons import Unheard
 from p2pdiloco.errors import RemoteError, TransportError, invariant
 from p2pdiloco.ports import Buffer
+from p2pdiloco.util import Action, loop_s
 
 MAX_HEADER_BYTES = 6 * 1024 * 1024
 """Most bytes of the header of a push, or of what is given. A label names each of up to `MAX_CONTRIBUTORS`
@@ -137,7 +138,7 @@ class Channel:
 
         Raises: TransportError (cut, idle for too long), TooSlow.
         """
-        deadline_s = asyncio.get_running_loop().time() + HEADER_S + size / PIECE_BYTES_PER_S
+        deadline_s = loop_s() + HEADER_S + size / PIECE_BYTES_PER_S
         parts = []
         for start in range(0, size, STEP_BYTES):
             part = bytearray(min(size - start, STEP_BYTES))
@@ -158,7 +159,7 @@ class Channel:
                 raise TransportError(f"nothing received for {self.idle_s:g} s")
             return
         while have < size:
-            left_s = deadline_s - asyncio.get_running_loop().time()
+            left_s = deadline_s - loop_s()
             try:
                 piece = await self.some(size - have, max(0.0, min(self.idle_s, left_s)))
             except PeerSilent:
@@ -168,11 +169,11 @@ class Channel:
             have += len(piece)
 
     def _deadline_s(self, size: int, bytes_per_s: int = MIN_BYTES_PER_S) -> float:
-        return asyncio.get_running_loop().time() + self.idle_s + size / bytes_per_s
+        return loop_s() + self.idle_s + size / bytes_per_s
 
     @staticmethod
     def _in_time(deadline_s: float, bytes_per_s: int = MIN_BYTES_PER_S) -> None:
-        if asyncio.get_running_loop().time() >= deadline_s:
+        if loop_s() >= deadline_s:
             raise TooSlow(f"slower than {bytes_per_s} bytes/s")
 
     async def sized(self, cap: int) -> bytes:
@@ -208,7 +209,7 @@ class Channel:
     def sending(self, size: int, most_bytes: int) -> Sending:
         """Begin to send a payload of `size` bytes, of which the receiver wants at most `most_bytes` on the
         way."""
-        now = asyncio.get_running_loop().time
+        now = loop_s
         return Sending(self._flow or Flow(now), max(1, most_bytes), now, self._deadline_s(size))
 
     async def send_payload(
@@ -218,7 +219,7 @@ class Channel:
         stop: asyncio.Future[Any],
         pace: Callable[[int], Awaitable[None]] | None = None,
         ask_at_end: bool = False,
-        before_end: Callable[[], None] | None = None,
+        before_end: Action | None = None,
     ) -> bool:
         """Send all buffers in chunks, and END; False when `stop`, which reads what the receiver says
         meanwhile, was done before. `pace`: see `ports.PullSource`. `ask_at_end`: the answer to the END may

@@ -10,6 +10,8 @@ Only this module imports hivemind. What is different from plain hivemind 1.1.12,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import p2pdiloco.adapters.hivemind_bare  # noqa: F401  # isort: skip (before hivemind)
 
 import asyncio
@@ -382,13 +384,13 @@ MAX_DICTIONARY_BYTES = 1024 * 1024
 far below."""
 
 
+@dataclass
 class RecordTable:
     """DHT of hivemind in our own loop, holding signed records only."""
 
-    def __init__(self, node: DHTNode, crypto: Crypto, owner: str) -> None:
-        self._node = node
-        self._crypto = crypto
-        self._owner = owner
+    _node: DHTNode
+    _crypto: Crypto
+    _owner: str
 
     @classmethod
     async def create(

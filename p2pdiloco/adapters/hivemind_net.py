@@ -8,15 +8,15 @@ those known from before, and who of them is connected.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from p2pdiloco.adapters import framing, multiaddrs
 from p2pdiloco.adapters import hivemind_binding as binding
@@ -73,7 +73,7 @@ class HivemindTransport(Endpoint):
         self._listen = list(listen)
         self._relays = list(initial_peers)
         if options.force_reachability == "private" and options.relay:
-            options = msgspec.structs.replace(options, auto_relay=True)
+            options = replace(options, auto_relay=True)
         options = _with_relays(options, self._relays)
         self._daemon = P2PDaemon(identity_path, data_dir, options)
         self._outside: list[str] = []
@@ -176,7 +176,7 @@ class HivemindTransport(Endpoint):
         options = self._daemon.options
         if not options.relay or options.force_reachability is not None or not self._relays:
             return
-        private = msgspec.structs.replace(options, force_reachability="private", auto_relay=True)
+        private = replace(options, force_reachability="private", auto_relay=True)
         self._daemon.use(_with_relays(private, self._relays))
         self._hidden = hidden_now = asyncio.Event()
         await self._daemon.end()
@@ -244,7 +244,7 @@ class HivemindTransport(Endpoint):
         task.add_done_callback(self._dropping.discard)
 
     async def _disconnected(self, peer: str) -> None:
-        with contextlib.suppress(PeerUnreachable):  # p2pd is gone, and the connection with it
+        with suppress(PeerUnreachable):  # p2pd is gone, and the connection with it
             await self._require().disconnect(peer, CONTROL_TIMEOUT_S)
 
     async def _call(self, peer: str, data: bytes, timeout_s: float) -> bytes:
@@ -383,9 +383,7 @@ def _with_relays(options: P2PDOptions, initial_peers: Sequence[str]) -> P2PDOpti
     ones."""
     if not options.auto_relay or options.trusted_relays:
         return options
-    return msgspec.structs.replace(
-        options, trusted_relays=tuple(initial_peers), auto_relay=bool(initial_peers)
-    )
+    return replace(options, trusted_relays=tuple(initial_peers), auto_relay=bool(initial_peers))
 
 
 def _report_end(task: asyncio.Task[None]) -> None:

@@ -8,7 +8,6 @@ Only the parts of the format that p2pd speaks are known here. `claim_ports` bind
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import hashlib
 import hmac
@@ -17,6 +16,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import base58
@@ -25,12 +25,11 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from msgspec import Struct
 
 from p2pdiloco.config.values import check_peer_address
 from p2pdiloco.errors import ConfigError, UserError, install_hint
 from p2pdiloco.identity import public_of, verify
-from p2pdiloco.util import BoundedDict
+from p2pdiloco.util import BoundedDict, Frozen
 
 if TYPE_CHECKING:
     from zeroconf import ServiceInfo, Zeroconf
@@ -398,7 +397,7 @@ async def peer_answers(peer: str, ip: str, port: int, timeout_s: float) -> bool:
         return False  # nobody there, somebody else, or no libp2p
     finally:
         if writer is not None:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 writer.transport.abort()
 
 
@@ -502,7 +501,7 @@ ANSWER_MS = 1000
 _RUN = re.compile(r"[0-9a-f]{12}")
 
 
-class Nearby(Struct, frozen=True):
+class Nearby(Frozen):
     """Node or bootstrap of this network, as it says."""
 
     peer: str

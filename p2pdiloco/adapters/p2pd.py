@@ -16,15 +16,17 @@ import shutil
 import signal
 import stat
 import tempfile
+from asyncio.subprocess import Process
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Literal
 
 import psutil
-from msgspec import Struct
 
 from p2pdiloco.errors import TransportError, UserError
 from p2pdiloco.priority import lower_process, patiently
+from p2pdiloco.util import Frozen
 
 MAX_SOCKET_PATH_BYTES = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
 DEFAULT_ENVIRONMENT = {"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": "1", "GOGC": "400", "GOMEMLIMIT": "192MiB"}
@@ -43,7 +45,7 @@ follows. libp2p's own defaults, which p2pd's second relay service (it starts two
 logger = logging.getLogger(__name__)
 
 
-class P2PDOptions(Struct, frozen=True, kw_only=True):
+class P2PDOptions(Frozen, kw_only=True):
     """Options of p2pd beyond its addresses."""
 
     nat_port_map: bool = False
@@ -82,7 +84,7 @@ class P2PDaemon:
         self.control_socket = self.folder / "p2pd.sock"
         self._pid_file = self.folder / "p2pd.pid"
         self._client_sockets = 0
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
         self._output: asyncio.Task[None] | None = None
 
     @property
@@ -134,9 +136,9 @@ class P2PDaemon:
             self._process = await asyncio.create_subprocess_exec(
                 binary_path(),
                 *self._flags(),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=STDOUT,
                 env=environment,
                 start_new_session=True,  # Ctrl-C at the terminal is ours to handle, not p2pd's
             )
@@ -224,7 +226,7 @@ class P2PDaemon:
             flags.append(f"-forceReachability{options.force_reachability.capitalize()}=1")
         return flags
 
-    async def _read_output(self, process: asyncio.subprocess.Process, ready: asyncio.Future[None]) -> None:
+    async def _read_output(self, process: Process, ready: asyncio.Future[None]) -> None:
         assert process.stdout is not None
         last = ""
         while True:

@@ -18,13 +18,14 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 import numpy as np
 import safetensors
-from msgspec import Meta, Struct
+from msgspec import Meta, msgpack
 from numpy.typing import NDArray
 
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.config.manifest import Dtype, SignedManifest, decode_signed, encode_signed
 from p2pdiloco.errors import RemoteError, StorageError, first_line
 from p2pdiloco.ports import Buffer
+from p2pdiloco.util import DAMAGE, Frozen, Values
 
 KEY = "p2pdiloco"
 MAX_FRAGMENTS = 1024
@@ -49,7 +50,7 @@ _LONG_NAMES = _TYPES | {np.dtype(kind).name: kind for kind in _TYPES.values()}
 Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
-class Label(Struct, frozen=True, forbid_unknown_fields=True):
+class Label(Frozen, forbid_unknown_fields=True):
     """Label of a fragment: the version that is in the file."""
 
     number: Annotated[int, Meta(ge=0)]
@@ -59,7 +60,7 @@ class Label(Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens merged into the version, all in all."""
 
 
-class ResultFile(Struct, frozen=True):
+class ResultFile(Frozen):
     """Content of a result file."""
 
     signed: SignedManifest
@@ -69,14 +70,14 @@ class ResultFile(Struct, frozen=True):
     """Parameters, and the constants of the model (`tasks.task.Constant`)."""
 
 
-class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
+class _Entry(Frozen, forbid_unknown_fields=True):
     format: Literal[1]
     manifest: str
     fragments: Annotated[tuple[Label, ...], Meta(max_length=MAX_FRAGMENTS)]
     sha256: Hex
 
 
-class _ResultHeader(Struct, frozen=True):
+class _ResultHeader(Frozen):
     metadata: dict[str, str] = msgspec.field(name="__metadata__", default_factory=dict)
 
 
@@ -85,7 +86,7 @@ def checksum(parameters: Mapping[str, NDArray[Any]]) -> str:
     digest = hashlib.sha256()
     for name in sorted(parameters):
         array = parameters[name]
-        digest.update(msgspec.msgpack.encode((name, array.shape, array.dtype.str)))
+        digest.update(msgpack.encode((name, array.shape, array.dtype.str)))
         digest.update(_bytes(array))
     return digest.hexdigest()
 
@@ -156,7 +157,7 @@ def save_tensors(
     Raises: StorageError.
     """
     # transformers asks for the entry "format".
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
+    header: Values = {"__metadata__": {"format": "pt", **metadata}}
     chunks: list[Buffer] = []
     at = 0
     for name, array in parameters.items():
@@ -207,7 +208,7 @@ def load_metadata(path: Path) -> dict[str, str]:
             return msgspec.json.decode(file.read(min(size, MAX_HEADER_BYTES)), type=_ResultHeader).metadata
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except DAMAGE as error:
         raise StorageError(f"{path} cannot be read as safetensors: {error}") from error
 
 
@@ -236,7 +237,7 @@ def load_tensors(
     """
     try:
         content = path.read_bytes()
-        data: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
+        data: list[tuple[str, Values]] = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
         header = msgspec.json.decode(
             content[8 : 8 + int.from_bytes(content[:8], "little")], type=_ResultHeader
         )
@@ -251,7 +252,7 @@ def load_tensors(
     return parameters, header.metadata
 
 
-def _array(path: Path, name: str, tensor: dict[str, Any], exact: bool) -> NDArray[Any]:
+def _array(path: Path, name: str, tensor: Values, exact: bool) -> NDArray[Any]:
     kind, raw = tensor["dtype"], tensor["data"]
     flat: NDArray[Any]
     if kind in ("F32", "float32"):

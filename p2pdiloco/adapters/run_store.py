@@ -24,12 +24,12 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 import safetensors
-from msgspec import Struct
+from msgspec import msgpack
 from numpy.typing import NDArray
 
 from p2pdiloco.adapters.data_dir import TEMP_SUFFIX, Files, load_proofs, save_proofs
@@ -40,7 +40,7 @@ from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.errors import StorageError, invariant
 from p2pdiloco.hashing import DIGEST_BYTES, content_digest
 from p2pdiloco.ports import Buffer
-from p2pdiloco.util import clear_folder_at, set_aside
+from p2pdiloco.util import DAMAGE, Action, Frozen, Say, Values, clear_folder_at, set_aside
 
 __all__ = ["RunStore", "SavedFragment", "run_folder", "signed_file", "signed_files"]
 
@@ -158,7 +158,7 @@ class RunStore:
         """
         folder = self._updates(fragment)
         numbers = self._numbers(folder, _UPDATE)
-        chain: list[tuple[SignedVersion, bytes]] = []
+        chain = []
         number = above_number + 1
         while number in numbers:
             found = self.load_update(fragment, number)
@@ -298,16 +298,16 @@ class RunStore:
 UPDATE_MAGIC = b"p2pdiloco-update-2\n"
 CHECKPOINT_FORMAT = "p2pdiloco-checkpoint-1"
 _SHA256_BYTES = 32
-_encoder = msgspec.msgpack.Encoder()
-_version_decoder = msgspec.msgpack.Decoder(SignedVersion)
-_watermarks_decoder = msgspec.msgpack.Decoder(tuple[Watermark, ...])
+_encoder = msgpack.Encoder()
+_version_decoder = msgpack.Decoder(SignedVersion)
+_watermarks_decoder = msgpack.Decoder(tuple[Watermark, ...])
 
 
 class CorruptFile(Exception):
     """Error: the bytes are not what was saved."""
 
 
-class SavedFragment(Struct, frozen=True):
+class SavedFragment(Frozen):
     """Fragment as it was saved. Theta and outer momentum are fp32 vectors of shape (numel,), read-only."""
 
     version: SignedVersion
@@ -316,14 +316,14 @@ class SavedFragment(Struct, frozen=True):
     momentum: NDArray[np.float32]
 
 
-class _Metadata(Struct, frozen=True):
+class _Metadata(Frozen):
     format: Literal["p2pdiloco-checkpoint-1"]
     version: str
     watermarks: str
     sha256: str
 
 
-class _Header(Struct, frozen=True):
+class _Header(Frozen):
     metadata: _Metadata = msgspec.field(name="__metadata__")
 
 
@@ -368,7 +368,7 @@ def encode_checkpoint(
 def decode_checkpoint(data: bytes) -> SavedFragment:
     """Decode a checkpoint file. Raises: CorruptFile."""
     try:
-        tensors: dict[str, Any] = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
+        tensors: Values = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
         header_bytes = int.from_bytes(data[:8], "little")
         metadata = msgspec.json.decode(data[8 : 8 + header_bytes], type=_Header).metadata
         version_bytes = base64.b64decode(metadata.version, validate=True)
@@ -422,14 +422,14 @@ def decode_update(data: bytes) -> tuple[SignedVersion, bytes]:
 def _decode_version(data: bytes) -> SignedVersion:
     try:
         return _version_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DAMAGE as error:
         raise CorruptFile(f"not a version ({error})") from error
 
 
 def _decode_watermarks(data: bytes) -> tuple[Watermark, ...]:
     try:
         return _watermarks_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DAMAGE as error:
         raise CorruptFile(f"not watermarks ({error})") from error
 
 
@@ -469,7 +469,7 @@ class VotesLog:
     always. `report` is told about damage that was found and contained.
     """
 
-    def __init__(self, path: Path, files: Files, report: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, files: Files, report: Say) -> None:
         """Raises: StorageError: the file cannot be read, or not be mended."""
         self._path = path
         self._files = files
@@ -580,7 +580,7 @@ class UnsyncedUpdates:
         self._written: defaultdict[int, set[int]] = defaultdict(set)
         self._failed: defaultdict[int, set[int]] = defaultdict(set)
 
-    def save(self, fragment: int, number: int, write: Callable[[], None]) -> None:
+    def save(self, fragment: int, number: int, write: Action) -> None:
         """Write an update without a sync. Raises: StorageError, as `write` does."""
         try:
             write()

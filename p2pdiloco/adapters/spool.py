@@ -10,9 +10,10 @@ import tempfile
 import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-from p2pdiloco.adapters.data_dir import DISK_BLOCK_BYTES, storage_error
+from p2pdiloco.adapters.data_dir import DISK_BLOCK_BYTES, storage_error, storage_errors
 from p2pdiloco.errors import StorageError, invariant
 
 logger = logging.getLogger(__name__)
@@ -23,13 +24,13 @@ SPOOL_SPARE_BYTES = 256 << 20
 """Bytes of the disk that stay free for what must be durable."""
 
 
+@dataclass
 class Scratch:
     """Room for one payload; given back when nobody refers to it any more. A `tensors.merge.Stored`."""
 
-    def __init__(self, spool: Spool, start: int, nbytes: int) -> None:
-        self._spool = spool
-        self._start = start
-        self.nbytes = nbytes
+    _spool: Spool
+    _start: int
+    nbytes: int
 
     async def write(self, offset: int, data: memoryview) -> None:
         """Write a piece. Raises: StorageError."""
@@ -57,10 +58,8 @@ class Spool:
         self._folder = folder
         self._most = most_bytes
         self._spare = spare_bytes
-        try:
+        with storage_errors("write in", folder):
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - `close` closes it
-        except OSError as error:
-            raise storage_error(error, "write in", folder) from error
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="spool")
         self._taken: list[tuple[int, int]] = []
         """Places, (start, end), of all parts, in order."""
@@ -152,14 +151,12 @@ class Spool:
 
     def read(self, at: int, into: memoryview) -> None:
         """Fill `into` from this place on. Raises: StorageError."""
-        try:
+        with storage_errors("read in", self._folder):
             while into.nbytes:
                 done = os.preadv(self._file.fileno(), [into], at)
                 if not done:
                     raise StorageError(f"a scratch file in {self._folder} is shorter than it was")
                 at, into = at + done, into[done:]
-        except OSError as error:
-            raise storage_error(error, "read in", self._folder) from error
 
     def close(self) -> None:
         """Forget everything."""

@@ -57,7 +57,7 @@ from p2pdiloco.adapters.framing import (
 from p2pdiloco.core.api.reasons import Unheard
 from p2pdiloco.errors import RemoteError, TransportError, invariant
 from p2pdiloco.ports import Buffer, PullSink, PullSource, PushSink, Refusal, TransportHandlers
-from p2pdiloco.util import BoundedDict
+from p2pdiloco.util import Action, BoundedDict, Say
 
 LINGER_S = 2.0
 LINGER_BYTES = 8 * 1024 * 1024
@@ -68,7 +68,7 @@ async def push(
     channel: Channel,
     header: bytes,
     payload: Sequence[Buffer],
-    before_end: Callable[[], None] | None = None,
+    before_end: Action | None = None,
 ) -> tuple[bool, bytes]:
     """Push a payload, as the client: (accepted, answer). `before_end`: see `Transport.push`. Raises:
     RemoteError, TransportError."""
@@ -470,7 +470,7 @@ class Places:
     Listed in docs/reference/bounds.md, section 4.
     """
 
-    def __init__(self, gave_way: Callable[[], None]) -> None:
+    def __init__(self, gave_way: Action) -> None:
         """`gave_way`: called for a stream that was ended so that another peer has its share."""
         self._members, self._others = _Pool(StreamRefusal.MEMBERS_FULL), _Pool(StreamRefusal.OTHERS_FULL)
         self._gave_way = gave_way
@@ -577,7 +577,7 @@ class RequestAllowance:
     Listed in docs/reference/bounds.md, section 7.
     """
 
-    def __init__(self, count: Callable[[Excess], None], disconnect: Callable[[str], None]) -> None:
+    def __init__(self, count: Callable[[Excess], None], disconnect: Say) -> None:
         """`count` is told of what was held back, `disconnect` who goes on although it is refused."""
         self._count = count
         self._disconnect = disconnect

@@ -17,16 +17,18 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, get_args
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct, field
+from msgspec.structs import replace
 
-from p2pdiloco.adapters.data_dir import ROTATED_SUFFIX, Files, storage_error
+from p2pdiloco.adapters.data_dir import ROTATED_SUFFIX, Files, storage_error, storage_errors
 from p2pdiloco.errors import UserError, first_line, install_hint
-from p2pdiloco.util import read_note
+from p2pdiloco.util import DAMAGE, Frozen, Say, Values, read_note
 
 MOST_TOKENS = 1 << 62
 PROGRESS = {
@@ -55,7 +57,7 @@ CONTRIBUTIONS = {"attempts": "node/merged", "syncer": "node/refused", "lost": "n
 VERSIONS = ("publish", "apply", "catchup")
 
 
-class Point(Struct, frozen=True):
+class Point(Frozen):
     """Values at one number of tokens."""
 
     tokens: int
@@ -64,12 +66,12 @@ class Point(Struct, frozen=True):
     values: dict[str, float]
 
 
-class LogTally(Struct, frozen=True):
+class LogTally(Frozen):
     """Memory of what was read so far, which goes with the place: the next reader counts on from it."""
 
     tokens: int = 0
     """Tokens that the run has consumed, as the learner last said: where all that follows is drawn."""
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = field(default_factory=dict)
     version: int = 0
 
 
@@ -78,37 +80,27 @@ class Points:
 
     def __init__(self, tally: LogTally | None = None) -> None:
         """`tally`: of an earlier reader."""
-        self._tally = tally or LogTally()
+        self.tally = tally or LogTally()
+        """What is known of the log so far."""
 
-    @property
-    def tally(self) -> LogTally:
-        """Tally up to the last event that was taken."""
-        return self._tally
-
-    def of(self, event: dict[str, Any]) -> Point | None:
+    def of(self, event: Values) -> Point | None:
         """Take an event; None: there is nothing to draw."""
         kind, values = event["kind"], {}
         if kind == "progress":
             tokens = _number(event.get("run_tokens"))
             if tokens is not None and 0 <= tokens <= MOST_TOKENS:
-                self._tally = structs.replace(self._tally, tokens=int(tokens))
-            values = {
-                name: found
-                for key, name in PROGRESS.items()
-                if (found := _number(event.get(key))) is not None
-            }
+                self.tally = replace(self.tally, tokens=int(tokens))
+            values = _numbers(event, PROGRESS)
         elif kind == "evaluation":
             values = _evaluation(event)
         elif kind == "merge":
-            names = {"contributors": "run/contributors", "live": "run/live"}
-            values = {
-                name: found for key, name in names.items() if (found := _number(event.get(key))) is not None
-            }
+            values = _numbers(event, {"contributors": "run/contributors", "live": "run/live"})
         elif kind in VERSIONS:
             values = self._version(event)
         elif kind == "link":
-            rates = {key: _number(event.get(f"{key}_bits_per_s")) for key in ("upload", "download")}
-            values = {f"node/{key}_bits_per_s": rate for key, rate in rates.items() if rate is not None}
+            values = _numbers(
+                event, {key: f"node/{key}" for key in ("upload_bits_per_s", "download_bits_per_s")}
+            )
         elif kind in COUNTED:
             values = self._count(COUNTED[kind])
         elif kind == "contribution":
@@ -117,28 +109,31 @@ class Points:
         if not values:
             return None
         t = _number(event.get("t"))
-        return Point(self._tally.tokens, time.time() if t is None else t, values)
+        return Point(self.tally.tokens, time.time() if t is None else t, values)
 
     def _count(self, name: str) -> dict[str, float]:
-        number = self._tally.counts.get(name, 0) + 1
-        self._tally = structs.replace(self._tally, counts={**self._tally.counts, name: number})
+        number = self.tally.counts.get(name, 0) + 1
+        self.tally = replace(self.tally, counts=self.tally.counts | {name: number})
         return {name: number}
 
-    def _version(self, event: dict[str, Any]) -> dict[str, float]:
+    def _version(self, event: Values) -> dict[str, float]:
         """Draw the newest version of any fragment, when there is a newer one."""
         number = _number(event.get("number"))
-        if number is None or number <= self._tally.version:
+        if number is None or number <= self.tally.version:
             return {}
-        self._tally = structs.replace(self._tally, version=int(number))
+        self.tally = replace(self.tally, version=int(number))
         return {"run/newest_version": number}
 
 
-def _evaluation(event: dict[str, Any]) -> dict[str, float]:
+def _evaluation(event: Values) -> dict[str, float]:
     metrics = event.get("metrics")
-    named = metrics.items() if isinstance(metrics, dict) else ()
-    found = {f"eval/{name}": _number(value) for name, value in named}
-    found["eval/loss"] = _number(event.get("loss"))
-    return {name: value for name, value in found.items() if value is not None}
+    found = (metrics if isinstance(metrics, dict) else {}) | {"loss": event.get("loss")}
+    return _numbers(found, {name: f"eval/{name}" for name in found})
+
+
+def _numbers(event: Values, names: Mapping[str, str]) -> dict[str, float]:
+    """What is a number of these keys, by the names that charts have for them."""
+    return {name: found for key, name in names.items() if (found := _number(event.get(key))) is not None}
 
 
 def _number(value: object) -> float | None:
@@ -157,7 +152,7 @@ MARK_BYTES = 128
 """Beginning of a file by which it is known again: its first line has the time at which it was begun."""
 
 
-class LogPlace(Struct, frozen=True):
+class LogPlace(Frozen):
     """Place up to which an event log was read."""
 
     inode: int = 0
@@ -196,13 +191,13 @@ class EventReader:
         begun = os.pread(self._file.fileno(), size, 0)
         return LogPlace(found.st_ino, _digest(begun), len(begun), self._offset)
 
-    def events(self, most: int) -> list[dict[str, Any]]:
+    def events(self, most: int) -> list[Values]:
         """Read the next events, so many at most; none: all that is there has been read.
 
         Raises: StorageError.
         """
-        found: list[dict[str, Any]] = []
-        try:
+        found: list[Values] = []
+        with storage_errors("read", self._path):
             for line in self._lines():
                 event = _event(line)
                 if event is None:
@@ -211,8 +206,6 @@ class EventReader:
                     found.append(event)
                 if len(found) >= most:
                     break
-        except OSError as error:
-            raise storage_error(error, "read", self._path) from error
         return found
 
     def close(self) -> None:
@@ -301,10 +294,10 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def _event(line: bytes) -> Values | None:
     try:
         found = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except DAMAGE:
         return None
     return found if isinstance(found, dict) and isinstance(found.get("kind"), str) else None
 
@@ -317,7 +310,7 @@ TOKENS = "tokens"
 """Name of the axis along which everything is drawn."""
 
 
-class ChartPlace(Struct, frozen=True):
+class ChartPlace(Frozen):
     """Destination of the points of a node."""
 
     folder: Path
@@ -442,11 +435,6 @@ HINTS: dict[Target, str] = {
 }
 
 
-def new_run_id() -> str:
-    """Draw the id of a new run."""
-    return secrets.token_hex(4)
-
-
 def guarded(target: Target, charts: Charts, work: Callable[[Charts], Any]) -> None:
     """Do something with charts. Raises: UserError (whatever the library raises)."""
     try:
@@ -462,7 +450,7 @@ PERIOD_S = 1.0
 """Pause between two looks at a log that is followed."""
 
 
-class PlaceNote(Struct, frozen=True, forbid_unknown_fields=True):
+class PlaceNote(Frozen, forbid_unknown_fields=True):
     """Content of a place file."""
 
     place: LogPlace
@@ -493,7 +481,7 @@ class PlaceFile:
         except OSError as error:
             raise storage_error(error, "open", lock) from error
 
-    def load(self, tell: Callable[[str], None]) -> PlaceNote | None:
+    def load(self, tell: Say) -> PlaceNote | None:
         """Load what was noted last; None: nothing."""
         return read_note(self._path, lambda content: msgspec.json.decode(content, type=PlaceNote), tell)
 
@@ -522,7 +510,7 @@ def carry(
     follows: bool,
     again: bool,
     stop: threading.Event,
-    say: Callable[[str], None],
+    say: Say,
     open_with: Callable[[Target, ChartPlace], Charts] = open_charts,
 ) -> CarriedCount:
     """Carry what is in the log and was not carried yet; with `follows` on and on, until `stop` is set.
@@ -535,10 +523,10 @@ def carry(
     try:
         noted = None if again else file.load(say)
         if noted is None:
-            run = new_run_id()
+            run = secrets.token_hex(4)
             noted = PlaceNote(LogPlace(), LogTally(), run, f"{where.name}-{run}" if again else where.name)
         reader = EventReader(data_dir / "events.jsonl", noted.place)
-        charts = open_with(target, structs.replace(where, id=noted.id, name=noted.name))
+        charts = open_with(target, replace(where, id=noted.id, name=noted.name))
         carrier = _Carrier(target, file, reader, charts, noted)
         try:
             carrier.carry(follows, stop)
@@ -552,14 +540,18 @@ def carry(
         file.close()
 
 
+@dataclass
 class _Carrier:
     """Carries the points of one log to one place."""
 
-    def __init__(
-        self, target: Target, file: PlaceFile, reader: EventReader, charts: Charts, noted: PlaceNote
-    ) -> None:
-        self._target, self._file, self._noted = target, file, noted
-        self._reader, self._points, self._charts = reader, Points(noted.tally), charts
+    _target: Target
+    _file: PlaceFile
+    _reader: EventReader
+    _charts: Charts
+    _noted: PlaceNote
+
+    def __post_init__(self) -> None:
+        self._points = Points(self._noted.tally)
         self.carried = CarriedCount()
 
     def carry(self, follows: bool, stop: threading.Event) -> None:
@@ -581,6 +573,6 @@ class _Carrier:
         self.carried.events += len(events)
         self.carried.points += len(points)
         place, tally = self._reader.place(), self._points.tally
-        self._file.save(structs.replace(self._noted, place=place, tally=tally))
+        self._file.save(replace(self._noted, place=place, tally=tally))
         guarded(self._target, self._charts, lambda charts: charts.write(points))
         return True

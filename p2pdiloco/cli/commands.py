@@ -12,10 +12,9 @@ import textwrap
 import threading
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import click
-from msgspec import structs
 from msgspec.structs import replace
 
 from p2pdiloco.cli.charts import ChartPlace, Target
@@ -47,53 +46,57 @@ from p2pdiloco.config.settings import (
     Shard,
     StatusSettings,
     TopSettings,
+    WatchSettings,
     check_bootstrap,
     check_node,
     known_variable,
 )
 from p2pdiloco.config.values import expanded
 from p2pdiloco.errors import UserError, clean, json_line
+from p2pdiloco.util import Values
+
+W = TypeVar("W", bound=WatchSettings)
 
 NODE = partial(setting, NodeSettings)
 BOOTSTRAP = partial(setting, BootstrapSettings)
 STATUS = partial(setting, StatusSettings)
 DEMO = partial(setting, DemoSettings)
 
-LOG: dict[str, Any] = {
+LOG: Values = {
     "type": click.Choice(get_args(LogStyle)),
     "help": "tui: live view; auto: tui on a terminal, else text.",
 }
-JOIN: dict[str, Any] = {
+JOIN: Values = {
     "multiple": True,
     "metavar": "MULTIADDR",
     "help": "Address of a bootstrap or of any live node, with /p2p/ID, /dnsaddr/NAME, or a run link; may be "
     "repeated.",
 }
-RUN: dict[str, Any] = {
+RUN: Values = {
     "metavar": "ID|NAME",
     "help": "Id of the run, 8 digits of it or more, or its name.",
 }
-LOCAL: dict[str, Any] = {
+LOCAL: Values = {
     "type": FILE,
     "help": "Without --join: ask the node or bootstrap that runs here with this folder.  "
     "[default: the usual]",
 }
-LISTEN: dict[str, Any] = {
+LISTEN: Values = {
     "multiple": True,
     "metavar": "MULTIADDR",
     "help": "Where to listen; may be repeated. By default any port, and the same one at the next start.",
 }
-ANNOUNCE: dict[str, Any] = {
+ANNOUNCE: Values = {
     "multiple": True,
     "metavar": "MULTIADDR",
     "help": "Tell others these addresses instead of those found out (for a forwarded port).",
 }
-UPLOAD: dict[str, Any] = {
+UPLOAD: Values = {
     "metavar": "RATE",
     "help": "Use at most so many bits per second, such as 20Mbit, to send; default: whatever the link has.",
 }
-DOWNLOAD: dict[str, Any] = {"metavar": "RATE", "help": "The same to receive."}
-WEB: dict[str, Any] = {
+DOWNLOAD: Values = {"metavar": "RATE", "help": "The same to receive."}
+WEB: Values = {
     "metavar": "[HOST:]PORT",
     "help": "Serve a page that shows the run, for this machine's browser; port 0: any that is free.",
 }
@@ -247,12 +250,17 @@ def status(**values: Any) -> int | None:
     Without --join the node of this machine is asked. Exit status 0: a node of the run answers; 3: peers
     answer, but no node of the run; 4: nobody answers.
     """
-    settings = build(StatusSettings, values)
-    join, run_id = joined_through(settings.join, settings.run)
-    settings = replace(settings, join=join, run=run_id)
+    settings = _watching(StatusSettings, values)
     from p2pdiloco.cli.status_command import run
 
     return run(settings)
+
+
+def _watching(kind: type[W], values: Values) -> W:
+    """Settings of a command that looks at a run, with the addresses behind what is joined through."""
+    settings = build(kind, values)
+    join, run_id = joined_through(settings.join, settings.run)
+    return replace(settings, join=join, run=run_id)
 
 
 @click.command(epilog=example("demo"))
@@ -293,9 +301,7 @@ def top(**values: Any) -> int | None:
     Example: p2pdiloco top                       of the node that runs here
              p2pdiloco top --join ADDRESS        of any bootstrap or node
     """
-    settings = build(TopSettings, values)
-    join, run_id = joined_through(settings.join, settings.run)
-    settings = replace(settings, join=join, run=run_id)
+    settings = _watching(TopSettings, values)
     from p2pdiloco.cli.top import run
 
     return run(settings)
@@ -317,9 +323,7 @@ def board(**values: Any) -> int | None:
     \b
     Example: p2pdiloco board --join ADDRESS --out /var/www/run --every 30s
     """
-    settings = build(BoardSettings, values)
-    join, run_id = joined_through(settings.join, settings.run)
-    settings = replace(settings, join=join, run=run_id)
+    settings = _watching(BoardSettings, values)
     from p2pdiloco.cli.board import run
 
     return run(settings)
@@ -362,7 +366,7 @@ def doctor(**values: Any) -> int:
     from p2pdiloco.daemon.run_files.known_runs import way_of
 
     way = way_of(settings.join, settings.run)  # names are looked up later, as something to look at
-    settings = structs.replace(settings, join=tuple(way.join), run=way.run)
+    settings = replace(settings, join=tuple(way.join), run=way.run)
     found = visit(all_of(examine(settings), settings.timeout_s, partial(_print, as_json=settings.json)))
     status = exit_status(found)
     if not settings.json:
@@ -606,7 +610,7 @@ def join(link: str, data_dir: Path) -> int | None:
     return _begin(guide.data_dir, values, then)
 
 
-def _begin(data_dir: Path, values: dict[str, Any], then: str) -> int | None:
+def _begin(data_dir: Path, values: Values, then: str) -> int | None:
     from p2pdiloco.cli.guide import save_settings, start_by_itself
 
     path = save_settings(data_dir, values)

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 from msgspec import Struct, field
+from msgspec.structs import asdict
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -66,6 +66,7 @@ from p2pdiloco.daemon.wire import MAX_ROWS, CreditsAnswer, CreditsQuery
 from p2pdiloco.errors import RemoteError, UserError, clean, json_line
 from p2pdiloco.identity import Identity, verify
 from p2pdiloco.ports import Transport
+from p2pdiloco.util import Frozen
 
 MAX_LEARNERS = 1_000_000
 MAX_LINES, MAX_AHEAD, SHORT_LINE = 3, 2, 1000
@@ -77,7 +78,7 @@ DISPUTED = 3
 """Part of the members, one of so many, of whom more on another branch leave open which is the run's."""
 
 
-class CreditsSearch(Struct, frozen=True, kw_only=True):
+class CreditsSearch(Frozen, kw_only=True):
     """Question about credits: of which run, asked of which peers, counted how."""
 
     join: tuple[str, ...]
@@ -87,11 +88,6 @@ class CreditsSearch(Struct, frozen=True, kw_only=True):
     history: Path | None = None
     """Folder in which to keep what was fetched, for the next time."""
     timeout_s: float = 20.0
-
-    @property
-    def needs_history(self) -> bool:
-        """True: a keeper's sums do not answer it."""
-        return self.verify or bool(self.bucket_s)
 
 
 class RunCredits(Struct, kw_only=True):
@@ -160,7 +156,7 @@ async def collect_credits(wish: CreditsSearch) -> RunCredits:
             members=len(asking.stands),
             notes=notes,
         )
-        if asking.answers and not wish.needs_history:
+        if asking.answers and not wish.verify and not wish.bucket_s:
             collected.credits = await asking.told(notes)
             collected.names = asking.names()
         else:
@@ -207,13 +203,13 @@ class _Collector:
                 notes.append(f"…{short_peer(peer)} and …{short_peer(best)} disagree: {why}; see --verify")
         answer = self.answers[best]
         return Credits(
-            rows=tuple(rows),
-            fragments=answer.fragments,
-            fragment_tokens=answer.fragment_tokens,
-            before_fragment_tokens=answer.before_fragment_tokens,
-            uncredited_fragment_tokens=answer.uncredited_fragment_tokens,
-            missing=dict(answer.missing),
-            doubts=dict(answer.doubts),
+            tuple(rows),
+            answer.fragments,
+            answer.fragment_tokens,
+            answer.before_fragment_tokens,
+            answer.uncredited_fragment_tokens,
+            dict(answer.missing),
+            dict(answer.doubts),
         )
 
     async def _rows(self, keeper: str) -> list[CreditRow]:
@@ -230,14 +226,14 @@ class _Collector:
         unique = {line.peer: line for line in lines}
         return [
             CreditRow(
-                peer=line.peer,
-                fragment_tokens=line.fragment_tokens,
-                tokens=line.fragment_tokens // first.fragments,
-                claimed_tokens=line.claimed_tokens,
-                inner_steps=line.inner_steps,
-                contributions=line.contributions,
-                first_s=line.first_s,
-                last_s=line.last_s,
+                line.peer,
+                line.fragment_tokens,
+                line.fragment_tokens // first.fragments,
+                line.claimed_tokens,
+                line.inner_steps,
+                line.contributions,
+                line.first_s,
+                line.last_s,
             )
             for line in unique.values()
         ]
@@ -378,19 +374,10 @@ def as_csv(found: RunCredits) -> str:
 def as_json(found: RunCredits) -> str:
     """One JSON object."""
     credits = found.credits
-    rows: list[dict[str, Any]] = [
-        {
-            "peer": row.peer,
-            "name": found.names.get(row.peer, ""),
-            "tokens": row.tokens,
-            "fragment_tokens": row.fragment_tokens,
-            "claimed_tokens": row.claimed_tokens,
-            "inner_steps": row.inner_steps,
-            "contributions": row.contributions,
-            "first_s": row.first_s or None,
-            "last_s": row.last_s or None,
-            "begins_s": row.begins_s or None,
-        }
+    rows = [
+        asdict(row)
+        | {"name": found.names.get(row.peer, "")}
+        | {key: getattr(row, key) or None for key in ("first_s", "last_s", "begins_s")}
         for row in credits.rows
     ]
     return json_line(
@@ -461,7 +448,7 @@ def _table(found: RunCredits, rows: tuple[CreditRow, ...], buckets: bool) -> Tab
 def caveats(found: RunCredits) -> list[tuple[str, str]]:
     """Sentences, with a style each, on what the figures are worth."""
     credits, fragments = found.credits, max(1, found.credits.fragments)
-    lines: list[tuple[str, str]] = []
+    lines = []
     if credits.missing:
         first, number = max(credits.missing.values()), len(credits.missing)
         before = worded(credits.before_fragment_tokens / fragments)
@@ -482,7 +469,7 @@ def caveats(found: RunCredits) -> list[tuple[str, str]]:
 
 def _worth(found: RunCredits) -> str:
     if found.checked is not None:
-        heads = f"the heads of {found.members} members" if found.members != 1 else "the heads of 1 member"
+        heads = f"the heads of {counted(found.members, 'member')}"
         return f"Counted here from {heads}; {found.checked} signatures of learners and syncers checked."
     if found.counted_here:
         return "Counted here; signatures were not checked (--verify does)."
@@ -582,14 +569,12 @@ def check_certificate(path: Path, word: str, proof: str) -> int:
     except RemoteError as error:
         click.echo(f"false: it says that the run's owner signed it, and that is not so ({error})")
         return EXIT_FALSE
-    click.echo(certificate_text(certificate))
-    click.echo(who)
-    if not proof:
-        return 0
-    if not is_proven(certificate, word, proof, verify):
+    click.echo(f"{certificate_text(certificate)}\n{who}")
+    if proof and not is_proven(certificate, word, proof, verify):
         click.echo("false: the proof is not of this peer's key for this word")
         return EXIT_FALSE
-    click.echo(f'whoever gave the proof has the key of the peer, and signed the word "{clean(word)}"')
+    if proof:
+        click.echo(f'whoever gave the proof has the key of the peer, and signed the word "{clean(word)}"')
     return 0
 
 

@@ -8,7 +8,6 @@ peers to join through, the run. `probe_by_py_libp2p` dials a peer with another i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import json
 import logging
@@ -20,10 +19,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from subprocess import DEVNULL, PIPE
 
 import psutil
 
@@ -57,6 +57,7 @@ from p2pdiloco.errors import (
 )
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import VERSION, WIRE_VERSION
+from p2pdiloco.util import Values
 
 CHECK_S = 20.0
 LINK_S = 45.0
@@ -83,7 +84,7 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
             yield found
     async for found in findings_of("torch", torch_here, TORCH_S):
         yield found
-    with contextlib.suppress(StorageError):  # said above
+    with suppress(StorageError):  # said above
         runs_here = data_dir.is_dir() and is_in_use(data_dir)
         own = load_own_addresses(data_dir)[:1] if runs_here else []
     given, met = addresses_to_dial(settings, data_dir, own)
@@ -92,7 +93,10 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
     async def check_addresses() -> list[Diagnosis]:
         found, behind = await check_given_addresses(given)
         addresses.extend(behind)
-        return found if given else [*found, none_given()]
+        nobody = skipped(
+            ADDRESSES_CHECK, "nobody to join was named", "for checks with a peer: --join ADDRESS"
+        )
+        return found if given else [*found, nobody]
 
     async for found in findings_of("addresses", check_addresses, 2 * CHECK_S):
         yield found
@@ -258,9 +262,7 @@ async def torch_here() -> list[Diagnosis]:
         return [
             skipped("torch", "PyTorch is not installed: a bootstrap needs none, a node does", install_hint())
         ]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", ASK_TORCH, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", ASK_TORCH, stdout=PIPE, stderr=PIPE)
     try:
         out, err = await process.communicate()
     finally:
@@ -304,19 +306,13 @@ def _of_torch(said: dict[str, object]) -> Iterator[Diagnosis]:
 
 def memory_and_disk(data_dir: Path) -> Iterator[Diagnosis]:
     """Say what is left; whether it suffices for a run is looked at with the run."""
-    memory = free_memory_bytes()
-    if memory < LEAST_MEMORY:
-        todo = "close other programs, or raise the container's limit"
-        yield warning("memory", f"{size_text(memory)} free", todo)
-    else:
-        yield good("memory", f"{size_text(memory)} free")
-    disk, where = free_disk_bytes(existing_folder(data_dir)), f"free for {data_dir}"
-    if disk < LEAST_DISK:
-        yield warning(
-            "disk", f"{size_text(disk)} {where}", "make room, or choose another disk with --data-dir"
-        )
-    else:
-        yield good("disk", f"{size_text(disk)} {where}")
+    memory, disk = free_memory_bytes(), free_disk_bytes(existing_folder(data_dir))
+    for check, free, least, where, todo in (
+        ("memory", memory, LEAST_MEMORY, "", "close other programs, or raise the container's limit"),
+        ("disk", disk, LEAST_DISK, f" for {data_dir}", "make room, or choose another disk with --data-dir"),
+    ):
+        words = f"{size_text(free)} free{where}"
+        yield warning(check, words, todo) if free < least else good(check, words)
 
 
 def existing_folder(folder: Path) -> Path:
@@ -485,11 +481,6 @@ def _judge(address: str, kind: str, host: str, ips: Sequence[str], ways: Sequenc
     return good(ADDRESSES_CHECK, f"{host} leads to {', '.join(sorted(set(ips))[:4])}")
 
 
-def none_given() -> Diagnosis:
-    """Make the finding where there is nobody to join."""
-    return skipped(ADDRESSES_CHECK, "nobody to join was named", "for checks with a peer: --join ADDRESS")
-
-
 # Peers to join through: reached, clock, versions, and whether they reach us.
 
 ASK_S = 5.0
@@ -503,7 +494,7 @@ PRIVATE_HINT = (
 CARRIER_NAT = ipaddress.ip_network("100.64.0.0/10")
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def dialable_visitor(data_dir: Path, listens: bool) -> AsyncIterator[HivemindTransport]:
     """Start a visitor who joins nobody by itself, and can be dialled.
 
@@ -558,7 +549,7 @@ async def check_clock(transport: HivemindTransport, peers: Sequence[str]) -> lis
     """Compare our clock with the peers' (the middle one, of several)."""
     ahead = []
     for peer in peers[:MAX_ASKED]:
-        with contextlib.suppress(TransportError, TimeoutError):
+        with suppress(TransportError, TimeoutError):
             ahead.append(await transport.meet(peer))
     if not ahead:
         return [skipped("clock", "no peer says what time it is")]
@@ -745,9 +736,9 @@ async def probe_by_py_libp2p(python: str, address: str) -> list[Diagnosis]:
             str(PROBE_PROGRAM),
             address,
             str(WITHIN_S),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
             env=environment,
         )
     except OSError as error:
@@ -770,7 +761,7 @@ async def probe_by_py_libp2p(python: str, address: str) -> list[Diagnosis]:
         ]
 
 
-def judge_probe(said: dict[str, Any]) -> Diagnosis:
+def judge_probe(said: Values) -> Diagnosis:
     """Judge what the program says. Raises: KeyError, TypeError, AttributeError (it says something else)."""
     if not said["ok"]:
         todo = "if our own dial went well, the two implementations do not agree: please report it"

@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.adapters.result_file import Arrays, load_tensors, tensor_types
@@ -49,6 +50,7 @@ from p2pdiloco.tasks.tokens import (
     tokenizer_digest,
     tokens_in_front,
 )
+from p2pdiloco.util import DAMAGE, Values
 
 CONFIG = "config.json"
 ENDING = ".safetensors"
@@ -175,7 +177,7 @@ def _read_index(path: Path) -> dict[str, str]:
             listed = msgspec.json.decode(file.read(MAX_INDEX_BYTES), type=_Index).weight_map
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except DAMAGE as error:
         raise UserError(
             f"{path} is no index of safetensors files: {error}", "get the folder again"
         ) from error
@@ -320,13 +322,13 @@ def with_side_files(manifest: Manifest, folder: Path) -> Manifest:
         "chat_template": template if isinstance(template, str) else "",
     }
     for name in sorted(texts, key=lambda name: len(texts[name]), reverse=True):
-        export = msgspec.structs.replace(manifest.export, **texts)
-        found = msgspec.structs.replace(manifest, export=export)
+        export = replace(manifest.export, **texts)
+        found = replace(manifest, export=export)
         if len(texts[name]) <= MAX_EXPORT_TEXT and len(canonical_bytes(found)) <= MAX_MANIFEST_BYTES:
             break
         click.echo(f"the {name.replace('_', ' ')} in {folder} is too large to travel with the run", err=True)
         texts[name] = ""
-    return msgspec.structs.replace(manifest, export=msgspec.structs.replace(manifest.export, **texts))
+    return replace(manifest, export=replace(manifest.export, **texts))
 
 
 def dtype_in(config: Mapping[str, Any]) -> Dtype:
@@ -340,12 +342,12 @@ def dtype_in(config: Mapping[str, Any]) -> Dtype:
     return "fp32"
 
 
-def _json(found: dict[str, Any]) -> str:
+def _json(found: Values) -> str:
     kept = harmless(found)
     return json.dumps(kept, sort_keys=True, ensure_ascii=False) if kept else ""
 
 
-def object_in(path: Path) -> dict[str, Any]:
+def object_in(path: Path) -> Values:
     """Read a JSON object; empty, with a line for the person, where the file is no such thing."""
     text = _text(path)
     try:
@@ -406,7 +408,7 @@ def chosen_tokenizer(
 
 
 def _with_bytes(manifest: Manifest) -> Manifest:
-    data = msgspec.structs.replace(
+    data = replace(
         manifest.data,
         tokenizer=BYTES,
         tokenizer_revision="",
@@ -414,14 +416,14 @@ def _with_bytes(manifest: Manifest) -> Manifest:
         end_of_document="",
         begin_of_document="",
     )
-    return _without_words(msgspec.structs.replace(manifest, data=data))
+    return _without_words(replace(manifest, data=data))
 
 
 def _without_words(manifest: Manifest) -> Manifest:
     """The manifest without what belongs to another tokenizer."""
     told = manifest.export
     export = ExportSection(dtype=told.dtype, context_tokens=told.context_tokens)
-    return msgspec.structs.replace(manifest, export=export)
+    return replace(manifest, export=export)
 
 
 def _of_run(source: Path, manifest: Manifest, end: str) -> tuple[Manifest, bytes]:
@@ -440,17 +442,15 @@ def _of_run(source: Path, manifest: Manifest, end: str) -> tuple[Manifest, bytes
             "give that file with --tokenizer",
         )
     manifest, content = _with_tokenizer(manifest, str(file), end or theirs.end_of_document, False)
-    data = msgspec.structs.replace(
-        manifest.data, tokenizer=theirs.tokenizer, tokenizer_revision=theirs.tokenizer_revision
-    )
-    manifest = msgspec.structs.replace(manifest, data=data)
+    data = replace(manifest.data, tokenizer=theirs.tokenizer, tokenizer_revision=theirs.tokenizer_revision)
+    manifest = replace(manifest, data=data)
     is_export = (result.parent / DESCRIPTION).exists()
     return with_side_files(manifest, result.parent) if is_export else manifest, content
 
 
 def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tuple[Manifest, bytes]:
     path, (name, _, revision) = Path(wanted), wanted.partition("@")
-    about: dict[str, Any] = {}
+    about: Values = {}
     if path.exists():
         name, revision = re.sub(r"[^A-Za-z0-9._-]", "-", path.name).lstrip("._-")[:96] or TOKENIZER_FILE, ""
         file = _in_folder(path) if path.is_dir() else _of_our_kind(path)
@@ -466,7 +466,7 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
     end, digest = end or end_of_document(content), tokenizer_digest(content)
     # The run that a checkpoint is of has said it already.
     is_same = digest == manifest.data.tokenizer_digest
-    data = msgspec.structs.replace(
+    data = replace(
         manifest.data,
         tokenizer=TOKENIZER_FILE if name == BYTES else name,
         tokenizer_revision=revision,
@@ -474,11 +474,11 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
         end_of_document=end,
         begin_of_document=manifest.data.begin_of_document if is_same else _begin(content, about),
     )
-    manifest = msgspec.structs.replace(manifest, data=data)
+    manifest = replace(manifest, data=data)
     vocabulary = FileTokenizer(content, end).vocabulary
     if fit and "vocabulary" in manifest.model:
         model = manifest.model | {"vocabulary": vocabulary_for(vocabulary)}
-        manifest = msgspec.structs.replace(manifest, model=model)
+        manifest = replace(manifest, model=model)
     most = task_of(manifest).vocabulary
     if 0 < most < vocabulary:
         raise UserError(
@@ -488,7 +488,7 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
     return manifest, content
 
 
-def _begin(content: bytes, about: dict[str, Any]) -> str:
+def _begin(content: bytes, about: Values) -> str:
     """The token that the tokenizer puts in front of a text; empty, with a word: none, or several."""
     found = tokens_in_front(content, about)
     if len(found) > 1:

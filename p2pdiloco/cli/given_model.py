@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 import msgspec
-from msgspec import Struct
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.result_file import (
     KEY,
@@ -79,6 +79,7 @@ from p2pdiloco.tasks.hub_models import (
 from p2pdiloco.tasks.own_tasks import specs_from_texts
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import constants_of
+from p2pdiloco.util import DAMAGE, Frozen, Values
 
 NOT_YET = "0" * 64
 """Stands for a checksum that is computed later."""
@@ -99,25 +100,21 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
         raise UserError(f"{source} has several checkpoints", "give one of them")
     if files.foreign:
         click.echo(files.words(), err=True)
-    found: Arrays = {}
-    constants: Arrays = {}
+    found = {}
+    constants = {}
     if checkpoints:
         checkpoint = load_result_file(checkpoints[0])
         found = checkpoint.parameters
         theirs = manifest_from_canonical(checkpoint.signed.manifest)
         # Their tasks may demand a given version 0, whose checksum is known below only.
-        run = msgspec.structs.replace(
-            base.run, task=theirs.run.task, task_package=theirs.run.task_package, initial=NOT_YET
-        )
-        manifest = msgspec.structs.replace(
-            base, run=run, model=theirs.model, data=theirs.data, export=theirs.export
-        )
+        run = replace(base.run, task=theirs.run.task, task_package=theirs.run.task_package, initial=NOT_YET)
+        manifest = replace(base, run=run, model=theirs.model, data=theirs.data, export=theirs.export)
         constants = {constant.name: found.pop(constant.name) for constant in constants_of(theirs.model)}
     else:
         config = _config(source)
         refuse_quantised(config, str(source))
         export = ExportSection(dtype=dtype_in(config), context_tokens=_made_for(config))
-        manifest = _of_config(config, msgspec.structs.replace(base, export=export))
+        manifest = _of_config(config, replace(base, export=export))
     task = task_of(_fitting(manifest))
     manifest = task.manifest
     specs = task.specs()
@@ -144,10 +141,8 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
     if first_not_finite(parameters):
         raise UserError(f"{source}: {first_not_finite(parameters)} has values that are not finite")
     given = parameters | constants
-    run = msgspec.structs.replace(
-        manifest.run, initial=checksum(given), initial_name=clean(source.resolve().name[:MAX_NAME])
-    )
-    return msgspec.structs.replace(manifest, run=run), given
+    run = replace(manifest.run, initial=checksum(given), initial_name=clean(source.resolve().name[:MAX_NAME]))
+    return replace(manifest, run=run), given
 
 
 def with_given_model(source: Path | None, architecture: str, base: Manifest) -> tuple[Manifest, Arrays]:
@@ -180,10 +175,10 @@ def with_given_model(source: Path | None, architecture: str, base: Manifest) -> 
     check_causal(model, config.get("model_type"))
     constants = _constants(model)
     manifest, arrays = _with_constants(manifest, constants), _arrays(model) | constants
-    run = msgspec.structs.replace(
+    run = replace(
         manifest.run, initial=checksum(arrays), initial_name=f"new {config.get('model_type')}"[:100]
     )
-    return msgspec.structs.replace(manifest, run=run), arrays
+    return replace(manifest, run=run), arrays
 
 
 def opened(source: Path | None, out: Path, tokenizer: bool) -> Path | None:
@@ -239,7 +234,7 @@ def _constants(model: Any) -> Arrays:
 
 def _with_constants(manifest: Manifest, constants: Arrays) -> Manifest:
     """List these constants in the manifest."""
-    return msgspec.structs.replace(manifest, model=manifest.model | constants_table(constants))
+    return replace(manifest, model=manifest.model | constants_table(constants))
 
 
 def save_beside(out: Path, parameters: Arrays) -> Path:
@@ -248,45 +243,45 @@ def save_beside(out: Path, parameters: Arrays) -> Path:
     return initial_beside(out)
 
 
-def _config(source: Path) -> dict[str, Any]:
+def _config(source: Path) -> Values:
     """Read the configuration of the model at `source`: a folder, or a safetensors file in one."""
     return _read_config(source / CONFIG if source.is_dir() else source.with_name(CONFIG))
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> Values:
     try:
         with path.open("rb") as file:
-            return msgspec.convert(read_json(file.read(MAX_CONFIG_BYTES)), dict[str, Any])
+            return msgspec.convert(read_json(file.read(MAX_CONFIG_BYTES)), Values)
     except OSError as error:
         raise UserError(
             f"{path} cannot be read: {error.strerror}",
             "a model is a checkpoint, or a folder with config.json",
         ) from error
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except DAMAGE as error:
         raise UserError(f"{path} is not JSON of a model: {error}") from error
 
 
-def _of_config(config: dict[str, Any], base: Manifest) -> Manifest:
+def _of_config(config: Values, base: Manifest) -> Manifest:
     """Fill in the model by its configuration, with no more context than an inner step has tokens."""
     most = with_defaults(config).get("max_position_embeddings")
     tokens = base.inner.tokens_per_step
     context = min(most, tokens) if is_whole(most) else tokens
-    run = msgspec.structs.replace(base.run, task="causal-lm", task_package="")
+    run = replace(base.run, task="causal-lm", task_package="")
     if difference_from_ours(config):
         return _of_hub(config, base)
-    return msgspec.structs.replace(base, run=run, model=table(section_of(config, context)))
+    return replace(base, run=run, model=table(section_of(config, context)))
 
 
-def _made_for(config: dict[str, Any]) -> int:
+def _made_for(config: Values) -> int:
     """Tokens that a model of this configuration is made for; 0: it does not say."""
     found = longest(with_defaults(config))
     return found if 0 < found < 1 << 31 else 0
 
 
-def _of_hub(config: dict[str, Any], base: Manifest) -> Manifest:
-    run = msgspec.structs.replace(base.run, task=HUB_TASK, task_package="", initial=NOT_YET)
+def _of_hub(config: Values, base: Manifest) -> Manifest:
+    run = replace(base.run, task=HUB_TASK, task_package="", initial=NOT_YET)
     model = table(hub_section(config, base.inner.tokens_per_step))
-    return msgspec.structs.replace(base, run=run, model=model)
+    return replace(base, run=run, model=model)
 
 
 def _fitting(manifest: Manifest) -> Manifest:
@@ -295,9 +290,7 @@ def _fitting(manifest: Manifest) -> Manifest:
     if not isinstance(sample, int) or manifest.inner.tokens_per_step % sample == 0:
         return manifest
     tokens = max(1, manifest.inner.tokens_per_step // sample) * sample
-    return msgspec.structs.replace(
-        manifest, inner=msgspec.structs.replace(manifest.inner, tokens_per_step=tokens)
-    )
+    return replace(manifest, inner=replace(manifest.inner, tokens_per_step=tokens))
 
 
 # Settings, and how a person changes any run's.
@@ -324,7 +317,7 @@ _FRAGMENTS = ((1e6, 4), (2e7, 8), (1e8, 12), (1e9, 24), (math.inf, 48))
 """Fragments by most parameters, as in the presets."""
 
 
-class RunLength(Struct, frozen=True):
+class RunLength(Frozen):
     """A run's length, as a person or a default has it. `tokens`: 0, it is `steps`."""
 
     tokens: int
@@ -357,8 +350,8 @@ def with_room(manifest: Manifest, wish: TrainingWish, is_given: bool) -> Manifes
         manifest = for_length(manifest, wish.length)
     if wish.context is None and not wish.is_chosen(is_given):
         return manifest
-    inner = msgspec.structs.replace(manifest.inner, tokens_per_step=MOST_CONTEXT)
-    return msgspec.structs.replace(manifest, inner=inner)
+    inner = replace(manifest.inner, tokens_per_step=MOST_CONTEXT)
+    return replace(manifest, inner=inner)
 
 
 def with_context(manifest: Manifest, wish: TrainingWish, is_given: bool, step_tokens: int) -> Manifest:
@@ -381,22 +374,20 @@ def with_context(manifest: Manifest, wish: TrainingWish, is_given: bool, step_to
         )
     context = wanted or min(own, MOST_CHOSEN_CONTEXT)
     model = manifest.model | {"context_tokens": context}
-    return _with_step(
-        msgspec.structs.replace(manifest, model=model), max(1, step_tokens // context) * context
-    )
+    return _with_step(replace(manifest, model=model), max(1, step_tokens // context) * context)
 
 
 def _with_step(manifest: Manifest, tokens: int) -> Manifest:
-    inner = msgspec.structs.replace(manifest.inner, tokens_per_step=tokens)
-    return msgspec.structs.replace(manifest, inner=inner)
+    inner = replace(manifest.inner, tokens_per_step=tokens)
+    return replace(manifest, inner=inner)
 
 
 def with_changes(manifest: Manifest, wish: TrainingWish, counted: int) -> Manifest:
     """Copy of a preset's run with the rate and the length that are wished for. Raises: UserError (too few
     tokens for one inner step of each learner)."""
     if wish.learning_rate is not None:
-        inner = msgspec.structs.replace(manifest.inner, learning_rate=wish.learning_rate)
-        manifest = msgspec.structs.replace(manifest, inner=inner)
+        inner = replace(manifest.inner, learning_rate=wish.learning_rate)
+        manifest = replace(manifest, inner=inner)
     if wish.length is not None and wish.context is not None:  # inner steps have other tokens by now
         manifest = with_schedule(manifest, LENGTHS[wish.length].steps)
     tokens = (wish.epochs or 0) * counted or wish.tokens
@@ -434,7 +425,7 @@ def for_existing(manifest: Manifest, wish: TrainingWish, length: RunLength) -> M
         inner_steps=inner_steps,
         delay_steps=min(6, max(1, inner_steps // 3)),
     )
-    manifest = msgspec.structs.replace(manifest, inner=inner, sync=sync)
+    manifest = replace(manifest, inner=inner, sync=sync)
     return for_given(with_tokens(manifest, length.tokens or steps * step * members))
 
 
@@ -485,17 +476,14 @@ def _rate_words(manifest: Manifest, wish: TrainingWish) -> str:
 
 def _length_words(manifest: Manifest, length: RunLength) -> str:
     inner = manifest.inner
-    text = "; the text is Python's own library, --data names yours" if _is_embedded(manifest) else ""
+    is_embedded = manifest.data.source == "embedded" and manifest.model.get("context_tokens") is not None
+    text = "; the text is Python's own library, --data names yours" if is_embedded else ""
     merges = counted(expected_merges(manifest), "merge")
     return (
         f"length: {count(inner.schedule_tokens)} tokens ({length.words}), that is "
         f"{inner_steps_of(manifest)} steps of {inner.tokens_per_step} by each of "
         f"{counted(expected_members(manifest), 'member')}: {merges}{text}"
     )
-
-
-def _is_embedded(manifest: Manifest) -> bool:
-    return manifest.data.source == "embedded" and manifest.model.get("context_tokens") is not None
 
 
 def _outer_words(manifest: Manifest) -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 from click.core import ParameterSource
-from msgspec import Struct
+from msgspec.structs import replace
 
 from p2pdiloco.cli.options import Number
 from p2pdiloco.config.manifest import DataSection, Manifest
@@ -24,6 +24,7 @@ from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.documents import SUFFIXES
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Shards
+from p2pdiloco.util import Frozen
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 MOST_EPOCHS = 1000
@@ -63,7 +64,7 @@ _OPTIONS = (
 )
 
 
-class TrainingWish(Struct, frozen=True, kw_only=True):
+class TrainingWish(Frozen, kw_only=True):
     """Choices of a person about training; what is None or empty was not chosen."""
 
     finetune: bool = False
@@ -81,15 +82,14 @@ class TrainingWish(Struct, frozen=True, kw_only=True):
         """Kind of training of a model that exists (`presets.KINDS`)."""
         return CONTINUE if self.continued else FINETUNE
 
-    @property
-    def has_length(self) -> bool:
-        """True: a person chose the length."""
-        return any(value is not None for value in (self.length, self.tokens, self.epochs))
-
     def is_chosen(self, is_given: bool) -> bool:
         """Tell whether the settings follow from the model, rather than from a preset. `is_given`: there is a
         model to start from."""
         return is_given and not self.has_preset
+
+    def lengths(self) -> list[str]:
+        """Options that say how long the run is."""
+        return [f"--{name}" for name in ("length", "tokens", "epochs") if getattr(self, name) is not None]
 
     def check(self, is_given: bool) -> None:
         """Refuse what contradicts itself. `is_given`: there is a model to start from.
@@ -97,7 +97,7 @@ class TrainingWish(Struct, frozen=True, kw_only=True):
         Raises:
             UserError: one sentence.
         """
-        lengths = [f"--{name}" for name in ("length", "tokens", "epochs") if getattr(self, name) is not None]
+        lengths = self.lengths()
         flag = "--continue" if self.continued else "--finetune"
         is_kind = self.finetune or self.continued
         rules = (
@@ -173,7 +173,7 @@ def with_data(manifest: Manifest, word: str) -> tuple[Manifest, Path | None]:
         data = msgspec.convert(section, DataSection)
     except msgspec.ValidationError as error:
         raise UserError(f'"{dataset}" is no name of a data set, OWNER/NAME') from error
-    return msgspec.structs.replace(manifest, data=data), path
+    return replace(manifest, data=data), path
 
 
 def check_countable(source: DataSection, path: Path | None) -> None:

@@ -34,7 +34,7 @@ from p2pdiloco.cli.commands import (
 from p2pdiloco.cli.from_lab import CHAOS, SIMULATE, installed
 from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED
 from p2pdiloco.cli.options import COMPLETION, known_variables
-from p2pdiloco.cli.owner_commands import COMMANDS, can_join, invite
+from p2pdiloco.cli.owner_commands import COMMANDS, can_join, invite, members
 from p2pdiloco.cli.owner_commands import OWNER_COMMANDS as CONTROLS
 from p2pdiloco.cli.result_commands import checkpoint, evaluate, export, generate
 from p2pdiloco.cli.run_commands import plan, run_group
@@ -62,7 +62,7 @@ for command in (run_group, plan, bootstrap, node, join, status, doctor, demo, CH
     cli.add_command(command)
 for command in (top, board, *CONTROLS):
     cli.add_command(command)
-for command in (invite, *COMMANDS, can_join):
+for command in (invite, *COMMANDS, can_join, members):
     cli.add_command(command)
 for command in (export, generate, evaluate, checkpoint, log_to, credits_command):
     cli.add_command(command)

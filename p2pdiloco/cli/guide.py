@@ -15,10 +15,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import DataDir, Files, is_in_use
 from p2pdiloco.adapters.dns import peers_behind
@@ -43,6 +43,7 @@ from p2pdiloco.daemon.run_files.known_runs import (
 )
 from p2pdiloco.errors import RemoteError, StorageError, TransportError, UserError, clean
 from p2pdiloco.ports import Transport
+from p2pdiloco.util import Values
 
 MAX_NAME = 63
 LIMITS = ("max_transfer", "hours", "not_on_battery")
@@ -57,7 +58,7 @@ class Guide:
         self._before = saved_settings(data_dir)
         self._run: PublishedRun | None = None
 
-    def ask(self, given: str) -> tuple[dict[str, Any], str]:
+    def ask(self, given: str) -> tuple[Values, str]:
         """Ask. `given`: a link, an invite or an address that is already known.
 
         Returns the settings, and what to do: "start", "service", "save" or "quit".
@@ -200,7 +201,7 @@ class Guide:
             for line in footprint_lines(settings, self._run):
                 click.echo(clean(f"  {line}"), err=True)
 
-    def _values(self, answers: Answers) -> dict[str, Any]:
+    def _values(self, answers: Answers) -> Values:
         """Make the settings: what was there before, and the answers in its place."""
         way: Way = answers["way"]
         values = {key: value for key, value in self._before.items() if key not in ("invite", "join", "run")}
@@ -241,7 +242,7 @@ def _limit(key: str) -> Callable[[str], str]:
     """Make a reader of one of the owner's limits."""
 
     def read(word: str) -> str:
-        bounds_of(msgspec.structs.replace(OwnLimits(), **{key: word}))
+        bounds_of(replace(OwnLimits(), **{key: word}))
         return word
 
     return read
@@ -298,7 +299,7 @@ def footprint_lines(settings: NodeSettings, run: PublishedRun) -> list[str]:
     Raises: UserError (more than is here, or than the settings permit).
     """
     place = next(path for path in (settings.data_dir, *settings.data_dir.parents) if path.exists())
-    settings = msgspec.structs.replace(settings, data_dir=place)  # of the folder that will be made there
+    settings = replace(settings, data_dir=place)  # of the folder that will be made there
     from p2pdiloco.daemon.member import Approval  # with torch
 
     approval = Approval(settings, lambda _text, _figures: None, None)
@@ -318,7 +319,7 @@ _HEAD = """\
 """
 
 
-def saved_settings(data_dir: Path) -> dict[str, Any]:
+def saved_settings(data_dir: Path) -> Values:
     """Read what an earlier guide saved; empty: nothing.
 
     Raises: UserError (a node runs there), ConfigError.
@@ -333,7 +334,7 @@ def saved_settings(data_dir: Path) -> dict[str, Any]:
     return load_settings_table(path, "node") if path.exists() else {}
 
 
-def save_settings(data_dir: Path, values: dict[str, Any]) -> Path:
+def save_settings(data_dir: Path, values: Values) -> Path:
     """Save settings, all or nothing, for nobody else to read; what is empty is left out.
 
     Raises: StorageError.

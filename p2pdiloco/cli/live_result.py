@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
+from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.status_command import Search, visit, visitor
 from p2pdiloco.config.manifest import Manifest, run_id
 from p2pdiloco.config.values import peer_in
@@ -25,18 +28,23 @@ from p2pdiloco.core.api.events import FetchState
 from p2pdiloco.core.api.types import signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.admission import passes
 from p2pdiloco.daemon.bulk.states import Copying
 from p2pdiloco.daemon.display.logs import TICK_S, Tell, lasting
 from p2pdiloco.daemon.display.snapshot import StatusReport
+from p2pdiloco.daemon.network.discovery import ask
 from p2pdiloco.daemon.network.reach import PAUSE_S, MeasuredLink, measure
 from p2pdiloco.daemon.payloads import Compute
 from p2pdiloco.daemon.run_files.known_runs import (
     ListedRun,
     RunSearch,
+    Way,
     choose_run,
     peers_of,
     pull_manifest,
     run_names,
+    usual_folders,
+    way_of,
 )
 from p2pdiloco.daemon.run_files.run import (
     Run,
@@ -62,18 +70,24 @@ ROUNDS = 3
 RETRY_S = 1.0
 
 
-def result_of_run(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunResult:
-    """Copy the global parameters from the members of a run.
+def result_of_run(
+    join: tuple[str, ...], wanted: str, timeout_s: float, data_dir: Path | None = None
+) -> RunResult:
+    """Copy the global parameters from the members of a run. Members of a run that is not open give them for
+    an invite in `join`, and for what is in `data_dir`, by default in the usual folders: the owner's key, or
+    a member's.
 
     Raises:
+        ConfigError: an address or a link is malformed.
         UserError: no peer can be reached, no such run or several, nobody gives it in time.
     """
     logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
-    return visit(_copied(join, wanted, timeout_s))
+    way = way_of(join, wanted)
+    return visit(_copied(way, peers_behind(way.join), timeout_s, usual_folders(data_dir)))
 
 
-async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunResult:
-    search = Search(wanted, peers_of(join))
+async def _copied(way: Way, join: tuple[str, ...], timeout_s: float, folders: list[Path]) -> RunResult:
+    search = Search(way.run, peers_of(join))
     found: list[Run] = []
     try:
         async with asyncio.timeout(timeout_s), visitor(join) as transport:
@@ -82,11 +96,9 @@ async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunRe
             run = await _run(transport, reports[0], search.joined)
             found.append(run)
             if run.manifest.admission.mode != "open":
-                raise UserError(
-                    f"the parameters of run {run.name} are for its members",
-                    "take the newest file of a member's --result-dir: --checkpoint FILE; or the folder of a "
-                    "member that has ended: --data-dir DIR",
-                )
+                invite = way.link.invite if way.link is not None else None
+                shown = passes(run.id, transport.peer_id, invite, folders)
+                reports = await _that_let_us_read(transport, run, reports, shown)
             members = [report.answered_by for report in reports]
             tokenizer = await fetched_tokenizer(transport, None, run.id, run.manifest, members)
             given = None
@@ -106,6 +118,25 @@ async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunRe
             f"the parameters of {found[0].name} were not all here after {timeout_s:g} s",
             "a slow link needs a larger --timeout-s",
         ) from None
+
+
+async def _that_let_us_read(
+    transport: Transport, run: Run, reports: Sequence[StatusReport], passes: Sequence[wire.ShowPass]
+) -> list[StatusReport]:
+    """List the reports of members that let us read by one of these passes. Raises: UserError (none does)."""
+    found, why = {}, ""
+    for report, shown in itertools.product(reports, passes):
+        answer = await ask(transport, report.answered_by, shown, wire.JoinAnswer)
+        if answer is not None and answer.fault is None:
+            found[report.answered_by] = report
+        elif answer is not None:
+            why = why or f": {answer.fault}"
+    if not found:
+        raise UserError(
+            f"the parameters of run {run.name} are for its members{why}",
+            "give a link with an invite to it, --join LINK, or the folder of a member: --data-dir DIR",
+        )
+    return list(found.values())
 
 
 async def _run(transport: Transport, report: StatusReport, hosts: Sequence[str]) -> Run:

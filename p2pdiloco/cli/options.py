@@ -22,6 +22,7 @@ from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.config.manifest import keys_of
 from p2pdiloco.config.settings import known_variable, load_settings_table
 from p2pdiloco.errors import UserError
+from p2pdiloco.util import Frozen, Values
 
 S = TypeVar("S", bound=Struct)
 Command = Callable[..., Any]
@@ -131,7 +132,7 @@ def config_option(table: str) -> Command:
     )
 
 
-def build(settings: type[S], values: dict[str, Any]) -> S:
+def build(settings: type[S], values: Values) -> S:
     """The struct of the resolved flags, its ranges checked.
 
     Raises:
@@ -192,6 +193,7 @@ EXAMPLES = {
     "dismiss": "dismiss shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
     "seat": "seat shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
     "vouch": "vouch shakespeare",
+    "members": "members shakespeare",
     "can-join": f"can-join {LINK}",
     "export": f"export --join {LINK} --out my-model",
     "generate": f"generate --join {LINK} --prompt 'To be'",
@@ -238,7 +240,7 @@ class Level(Enum):
     BAD = "bad"
 
 
-class Diagnosis(Struct, frozen=True):
+class Diagnosis(Frozen):
     """Finding on one thing."""
 
     check: str

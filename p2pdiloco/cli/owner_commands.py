@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,8 +57,16 @@ OWNED_DIR = partial(
 )
 @click.option("--qr/--no-qr", default=None, help="A QR code of it on stderr.  [default: on a terminal]")
 @click.option("--qr-file", type=FILE, metavar="FILE", help="Write the QR code into this file, .svg or .png.")
+@click.option(
+    "--close",
+    default="",
+    metavar="INVITE",
+    help="End this one (itself, its key or --name; that of the bootstrap's link is called link) instead: "
+    "nobody new comes by it, and its members and their seats stay.",
+)
 def invite(
     run: str,
+    close: str,
     expires: str,
     uses: int,
     name: str,
@@ -68,9 +77,15 @@ def invite(
     qr_file: Path | None,
 ) -> None:
     """Print an invite to a RUN of yours (its name or id). Anybody who has it can join, so keep it private."""
+    if close:
+        from p2pdiloco.cli.owner_notice import close_invite
+
+        close_invite(run, close, join, data_dir)
+        return
     from p2pdiloco.daemon.display.snapshot import counted
     from p2pdiloco.daemon.notice import encode_invite
-    from p2pdiloco.daemon.run_files.known_runs import KnownRun, Ownership
+    from p2pdiloco.daemon.run_files.known_runs import KnownRun
+    from p2pdiloco.daemon.run_files.ownership import Ownership
 
     if qr_file is not None:
         check_qr_file(qr_file)
@@ -232,9 +247,10 @@ def unban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes
 @click.argument("invite")
 @_YES
 def revoke(run: str, invite: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
-    """Revoke an INVITE (itself, its key or --name): it lets nobody in, and whoever came with it is out."""
+    """Revoke an INVITE (itself, its key or --name): it lets nobody in, and whoever came with it is out, with
+    the seats that it gave. `p2pdiloco invite RUN --close INVITE` lets them stay."""
     from p2pdiloco.cli.owner_notice import InviteEnd, publish
-    from p2pdiloco.daemon.run_files.known_runs import Ownership
+    from p2pdiloco.daemon.run_files.ownership import Ownership
 
     owned = Ownership.find(run, data_dir)
     ended = InviteEnd.of(owned, invite, yes)
@@ -247,7 +263,8 @@ def revoke(run: str, invite: str, join: tuple[str, ...], data_dir: Path | None, 
 @_YES
 def admit(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
     """Put a PEER (its id) on the list of a RUN whose members are listed, and give it a seat."""
-    from p2pdiloco.daemon.run_files.known_runs import KnownRun, Ownership
+    from p2pdiloco.daemon.run_files.known_runs import KnownRun
+    from p2pdiloco.daemon.run_files.ownership import Ownership
 
     owned = Ownership.find(run, data_dir)
     seated = True if KnownRun.find(owned.run, owned.data_dir).is_by_list else None
@@ -268,7 +285,12 @@ def dismiss(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, y
 @click.command(cls=SpacedLists, epilog=example("seat"))
 @_options
 @click.argument("peer")
-@click.option("--replace", default="", metavar="OLD", help="Id of a peer whose seat it gets: a lost node's.")
+@click.option(
+    "--replace",
+    default="",
+    metavar="OLD",
+    help="Id of a peer whose seat it gets: a lost node's. It is offered where that had the same name.",
+)
 @click.option("--end", is_flag=True, help="End the seat of the PEER.")
 @_YES
 def seat(
@@ -277,7 +299,10 @@ def seat(
     """Give a PEER (its id, the end of it, or its name) a seat in a RUN of yours: it votes and merges.
 
     Others are merged all the same, with a bounded share. Whoever comes by an invite among the first six has
-    a seat without this."""
+    a seat without this. Without the owner's key this folder's node says it as a seat: it counts once more
+    than half of the seats say the same. So it gives its own up, too."""
+    from p2pdiloco.cli.owner_notice import lost_seats
+    from p2pdiloco.daemon.run_files.ownership import Ownership
     from p2pdiloco.identity import public_of
 
     if replace and end:
@@ -285,8 +310,26 @@ def seat(
     if replace and public_of(replace) is None:
         hint = "p2pdiloco status --json shows whole ids"
         raise UserError(f'--replace "{replace}" is not the id of a peer', hint)
-    asked = {"verb": "end the seat of" if end else "seat", "entries": "", "word": peer, "adds": True}
-    _change_by_peer(run, join, data_dir, yes=yes, seated=not end, replaces=replace, **asked)
+    try:
+        Ownership.find(run, data_dir)
+    except UserError:  # the key of the run's owner is not here
+        if public_of(peer) is not None and _is_said_by_node(run, peer, data_dir, not end, replace):
+            return
+        raise
+    lost = {} if end or replace else lost_seats(run, join, data_dir)
+    asked: dict[str, Any] = {"verb": "end the seat of" if end else "seat", "entries": "", "word": peer}
+    asked |= {"adds": True, "yes": yes, "seated": not end, "replaces": replace, "lost": lost}
+    _change_by_peer(run, join, data_dir, **asked)
+
+
+def _is_said_by_node(run: str, peer: str, data_dir: Path | None, seated: bool, replaces: str) -> bool:
+    """Let the node of this folder say it as a seat. False: none runs. Raises: UserError (it does not)."""
+    from p2pdiloco.daemon.owner.control import NodeSilent
+
+    word = {"run": run, "peer": peer, "seated": "yes" if seated else "", "replaces": replaces}
+    with suppress(NodeSilent, NoNode):
+        return _print(_ask(_folder(data_dir), "say", word)) == 0
+    return False
 
 
 @click.command(cls=SpacedLists, epilog=example("vouch"))
@@ -352,6 +395,22 @@ def amend(
         raise UserError("--pause, --resume and --end exclude each other", "give one of them")
     wish = AmendmentWish(rate_factor=learning_rate_factor, going=ways[0] if ways else None, **wanted)
     amend_run(run, join, data_dir, wish)
+
+
+@click.command(cls=SpacedLists, epilog=example("members"))
+@click.argument("run", required=False, default="")
+@click.option(
+    "--join", multiple=True, type=SPLIT_TEXT, metavar="MULTIADDR", help="Ask a peer; may be repeated."
+)
+@click.option(
+    "--data-dir", type=FILE, help="Folder of the node to ask, if no peer is named.  [default: the usual ones]"
+)
+def members(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
+    """List who has a seat in a RUN, since which version and by which paper, and the members without one."""
+    from p2pdiloco.cli.status_command import list_members
+
+    join, run = joined_through(join, run)
+    list_members(run, join, data_dir)
 
 
 COMMANDS = (ban, unban, revoke, admit, dismiss, seat, vouch)

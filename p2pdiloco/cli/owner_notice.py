@@ -9,6 +9,7 @@ finds members for somebody who only asks. `why_cannot_join` asks what keeps this
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -33,17 +34,24 @@ from p2pdiloco.core.api.config import (
     in_force,
     newest,
 )
-from p2pdiloco.core.api.papers import Word
 from p2pdiloco.core.api.reasons import AdmissionFault
-from p2pdiloco.core.api.types import Vouch
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.admission import fault_words
 from p2pdiloco.daemon.course import words_of
 from p2pdiloco.daemon.display.logs import ask_terminal, at_terminal
 from p2pdiloco.daemon.display.snapshot import SETTLED, StatusReport, counted, progress_text
 from p2pdiloco.daemon.network.discovery import ask, presences
-from p2pdiloco.daemon.notice import MAX_LISTED, NOTICE_WORDS, Invite, Notice, is_true_notice, notice_figures
+from p2pdiloco.daemon.notice import (
+    MAX_LISTED,
+    NOTICE_WORDS,
+    Invite,
+    Notice,
+    is_true_notice,
+    notice_figures,
+    with_word,
+)
 from p2pdiloco.daemon.run_files.known_runs import (
-    Ownership,
+    SHORT,
     RunSearch,
     is_link,
     is_whole_id,
@@ -54,6 +62,7 @@ from p2pdiloco.daemon.run_files.known_runs import (
     usual_folders,
     way_of,
 )
+from p2pdiloco.daemon.run_files.ownership import Ownership
 from p2pdiloco.daemon.wire import GiveNotice, JoinAnswer, MayJoin, NoticeAnswer, NoticeQuery
 from p2pdiloco.errors import ConfigError, PeerUnreachable, UserError, clean
 from p2pdiloco.identity import Identity, public_of, verify
@@ -222,6 +231,8 @@ def _start_tokens(last: Amendment | None, wish: AmendmentWish, manifest: Manifes
 
 DIGITS = 8
 """Hexadecimal digits of a digest that are shown."""
+LOST_S = 60
+"""Silence of a peer after which it may be a lost node."""
 MOST_NAMED = 3
 """Members that are named where none was."""
 
@@ -233,16 +244,7 @@ def vouch_for(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
     """
     join, _ = joined_through(join)
     owned = Ownership.find(run, data_dir)
-    # Peers that the node has met are strangers: what one of those holds is not the owner's word.
-    addresses = join or _own_addresses(owned)
-    versions, others = visit(_stands(owned.run, addresses)) if addresses else ((), [])
-    if not versions:
-        raise UserError(
-            f"no node of yours that has trained is found here{' or behind --join' if join else ''}: there is "
-            "nothing to vouch for",
-            "name the node whose state you trust: --join ADDRESS",
-            others,
-        )
+    versions = own_stands(owned, join).versions
     for version in versions:
         click.echo(f"fragment {version.fragment}: version {version.number} ({version.digest.hex()[:DIGITS]})")
     members = sum(len(version.members) for version in versions)
@@ -250,9 +252,42 @@ def vouch_for(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
     publish(run, join, data_dir, lambda notice, _: msgspec.structs.replace(notice, vouch=versions))
 
 
+def close_invite(run: str, word: str, join: tuple[str, ...], data_dir: Path | None) -> None:
+    """Close an invite. Raises: UserError."""
+    owned = Ownership.find(run, data_dir)
+    ended = InviteEnd.of(owned, word, False, own_stands(owned, joined_through(join)[0]))
+    publish(run, join, data_dir, ended.make, ended.agree)
+
+
+def lost_seats(run: str, join: tuple[str, ...], data_dir: Path | None) -> dict[str, str]:
+    """Find the peers that have a seat and are not here, by the names that they had."""
+    seats: tuple[wire.SeatLine, ...] = ()
+    with contextlib.suppress(UserError):
+        seats = own_stands(Ownership.find(run, data_dir), joined_through(join)[0]).seats
+    here = {line.name for line in seats if line.silent_s is not None and line.silent_s < LOST_S}
+    return {line.name: line.peer for line in seats if line.name and line.name not in here}
+
+
 def without_vouch(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
     """Take the last vouch back. Raises: UserError."""
     publish(run, join, data_dir, lambda notice, _: msgspec.structs.replace(notice, vouch=()))
+
+
+def own_stands(owned: Ownership, join: tuple[str, ...]) -> wire.Stands:
+    """Ask the owner's node, or the peers that the owner names, what it stands on, and who has a seat.
+
+    Raises: UserError (none that has trained tells; others that are members are named).
+    """
+    # Peers that the node has met are strangers: what one of those holds is not the owner's word.
+    addresses = join or _own_addresses(owned)
+    stands, others = visit(_stands(owned.run, addresses)) if addresses else (None, [])
+    if stands is None:
+        raise UserError(
+            f"no node of yours that has trained is found here{' or behind --join' if join else ''}",
+            "name the node whose state you trust: --join ADDRESS",
+            others,
+        )
+    return stands
 
 
 def _own_addresses(owned: Ownership) -> tuple[str, ...]:
@@ -263,15 +298,14 @@ def _own_addresses(owned: Ownership) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-async def _stands(run: str, addresses: tuple[str, ...]) -> tuple[tuple[Vouch, ...], list[str]]:
-    """Ask these for what they hold; where none tells, list others that are members, in words."""
+async def _stands(run: str, addresses: tuple[str, ...]) -> tuple[wire.Stands | None, list[str]]:
     async with visitor(addresses) as transport:
         for peer in peers_of(addresses):
             answer = await ask(transport, peer, wire.StandsQuery(run), wire.Stands)
             if answer is not None and answer.versions:
-                return answer.versions, []
+                return answer, []
         records = await presences(transport, run)
-    return (), [words for peer in sorted(records) if (words := _words_of(peer, records[peer]))][:MOST_NAMED]
+    return None, [words for peer in sorted(records) if (words := _words_of(peer, records[peer]))][:MOST_NAMED]
 
 
 def _words_of(peer: str, record: wire.Presence) -> str:
@@ -296,7 +330,7 @@ SURE_ENDING = 12
 ELLIPSIS = "…"
 
 
-class PeerChange(Struct, frozen=True):
+class PeerChange(Struct):
     """Change that puts a peer on a list of the notice, or takes it off, gives it a seat, or ends that."""
 
     verb: str
@@ -312,6 +346,8 @@ class PeerChange(Struct, frozen=True):
     """True: the peer is given a seat; False: it has none any more; None: nothing is said of seats."""
     replaces: str = ""
     """Id of the peer whose seat it gets; empty: nobody's."""
+    lost: Mapping[str, str] = {}
+    """Peers with a seat that are not here, by the name that each had."""
 
     async def agree(self, notice: Notice, reached: ReachedPeers) -> None:
         """Show who is meant, and ask whoever sits at a terminal. Raises: UserError (it is not to be)."""
@@ -319,6 +355,9 @@ class PeerChange(Struct, frozen=True):
         name = reached.names.get(peer)
         called = f"called {clean(name)}" if name else "whose name is not known here"
         click.echo(f"{self.verb} {peer}, {called}", err=True)
+        old = self.lost.get(name or "", peer)
+        if old != peer:
+            await self._offer(notice.run, peer, old)
         if self.yes:
             return
         if at_terminal():
@@ -328,6 +367,15 @@ class PeerChange(Struct, frozen=True):
                 f'"{clean(self.word)}" could be others too, and there is nobody to ask: nothing is signed',
                 f"give the whole id, the last {SURE_ENDING} letters of it, or --yes",
             )
+
+    async def _offer(self, run: str, peer: str, old: str) -> None:
+        """Say that a lost node of the same name has a seat, and ask whether this one gets it."""
+        click.echo(f"{old}, of the same name, has a seat and is not here", err=True)
+        if not self.yes and at_terminal() and await ask_terminal("replace it, as its seat is to end?"):
+            self.replaces = old
+        else:
+            command = f"p2pdiloco seat {run[:SHORT]} {peer} --replace {old}"
+            click.echo(f"it keeps that; to give it to the new one: {command}", err=True)
 
     def make(self, notice: Notice, reached: ReachedPeers) -> Notice:
         """Make the changed notice. Raises: UserError."""
@@ -353,28 +401,44 @@ class PeerChange(Struct, frozen=True):
 
 
 class InviteEnd(Struct, frozen=True):
-    """Change that revokes an invite: one of the owner's own, so without a terminal its word is enough."""
+    """Change that closes or revokes an invite: one of the owner's own, so without a terminal its word is
+    enough."""
 
     key: str
     name: str
     yes: bool
+    stay: tuple[wire.SeatLine, ...] | None = None
+    """Seats that came by it and stay, of one that is closed; None: it is revoked."""
 
     @classmethod
-    def of(cls, owned: Ownership, word: str, yes: bool) -> InviteEnd:
-        """Find the invite that a word means. Raises: UserError."""
+    def of(cls, owned: Ownership, word: str, yes: bool, stands: wire.Stands | None = None) -> InviteEnd:
+        """Find the invite that a word means. `stands`: who has a seat, if it is to be closed. Raises:
+        UserError."""
         key = owned.key_of(word)
-        return cls(key, next((issued.name for issued in owned.issued() if issued.key == key), ""), yes)
+        stay = tuple(line for line in stands.seats if line.seat.key == key) if stands is not None else None
+        return cls(key, owned.names.get(key, ""), yes, stay)
 
     async def agree(self, _notice: Notice, _reached: ReachedPeers) -> None:
         """Show what is meant, and ask whoever sits at a terminal. Raises: UserError (it is not to be)."""
         called = f"called {clean(self.name)}" if self.name else "without a name"
-        click.echo(f"revoke the invite {self.key}, {called}: whoever came with it is put out", err=True)
+        verb, does = "revoke", "everybody who came with it is put out, and their seats end"
+        if self.stay is not None:
+            verb, does = "close", "nobody new comes by it, and its members stay"
+        click.echo(f"{verb} the invite {self.key}, {called}: {does}", err=True)
+        for line in self.stay or ():
+            click.echo(f"{line.peer} {clean(line.name)} keeps its seat", err=True)
         if not self.yes and at_terminal():
-            await _consent("revoke it?")
+            await _consent(f"{verb} it?")
 
     def make(self, notice: Notice, _reached: ReachedPeers) -> Notice:
-        """Make the changed notice. Raises: UserError."""
-        return with_entry(with_word(notice, self.key, False), "revoked", self.key)
+        """Make the changed notice. The word on the key ends its seats that no word before it has named.
+        Raises: UserError."""
+        named = {word.peer for word in notice.seats}
+        for line in self.stay or ():
+            if line.peer not in named:
+                notice = with_word(notice, line.peer, True)
+        notice = with_word(notice, self.key, False)
+        return notice if self.stay is not None else with_entry(notice, "revoked", self.key)
 
 
 async def _consent(question: str) -> None:
@@ -388,17 +452,6 @@ def with_entry(notice: Notice, name: str, entry: str) -> Notice:
     if len(entries) > MAX_LISTED:
         raise UserError(f"a notice has {MAX_LISTED} entries of a kind, and they are taken", "take some back")
     return msgspec.structs.replace(notice, **{name: entries})
-
-
-def with_word(notice: Notice, peer: str, seated: bool, replaces: str = "") -> Notice:
-    """Put a word on a seat into a notice, to be signed with it, in place of an earlier one of that peer.
-
-    Raises: UserError (there are as many as it holds).
-    """
-    words = [word for word in notice.seats if word.peer != peer]
-    if len(words) >= MAX_LISTED:
-        raise UserError(f"a notice has {MAX_LISTED} words on seats, and they are taken", "start a new run")
-    return msgspec.structs.replace(notice, seats=(*words, Word(notice.run, peer, 1, seated, replaces)))
 
 
 def find_peer(word: str, peers: Collection[str], reached: ReachedPeers, hint: str) -> str:
@@ -534,7 +587,7 @@ async def _give(
             theirs = answer.notice if answer is not None else None
             if theirs is None or theirs.sequence <= sequence:
                 continue
-            if is_true_notice(theirs, owned.run, owned.key.peer_id, verify):
+            if is_true_notice(theirs, owned.run, owned.owners, verify):
                 newest, sequence = theirs, theirs.sequence
         if agree is not None:
             await agree(newest, reached)
@@ -577,11 +630,11 @@ async def _asked(
         if not run:
             return f'these peers know no run "{wanted}"'
         reached = await reach_members(transport, run, joined)
-        query = MayJoin(run, me, invite.grant if invite is not None else None)
+        grant = invite.grant if invite is not None else None
         for peer in reached.peers:
-            answer = await ask(transport, peer, query, JoinAnswer)
+            answer = await ask(transport, peer, MayJoin(run, me, grant), JoinAnswer)
             if answer is not None:
-                return "" if answer.fault is None else str(answer.fault)
+                return "" if answer.fault is None else fault_words(answer.fault, grant)
         if reached.versions:
             theirs = ", ".join(map(str, sorted(reached.versions)))
             return f"its members speak protocol version {theirs}, this release {WIRE_VERSION}"

@@ -7,24 +7,20 @@ from typing import Any
 
 import click
 import msgspec
-from msgspec import Struct
 
 from p2pdiloco.cli.given_wish import HUB, data_source
 from p2pdiloco.config.manifest import Name
 from p2pdiloco.config.presets import LENGTHS, PRESETS
 from p2pdiloco.daemon.display.logs import YES, at_terminal
 from p2pdiloco.errors import UserError, clean
+from p2pdiloco.util import Frozen, Values
 
 BACK = "back"
 NO = ("n", "no")
-Answers = dict[str, Any]
+Answers = Values
 
 
-def _always(_answers: Answers) -> bool:
-    return True
-
-
-class Question(Struct, frozen=True):
+class Question(Frozen):
     """One question."""
 
     key: str
@@ -36,7 +32,7 @@ class Question(Struct, frozen=True):
     """Words for that, where it is empty."""
     read: Callable[[str], Any] = str
     """Reader of an answer. Raises UserError: it is asked again."""
-    wanted: Callable[[Answers], bool] = _always
+    wanted: Callable[[Answers], bool] = lambda _answers: True
     """Condition under which it is asked, by what was answered before."""
     before: Callable[[Answers], None] = lambda _answers: None
     """Words to be said before it. Raises UserError: that is said, and it is asked all the same."""
@@ -56,7 +52,7 @@ def ask_all(questions: Sequence[Question], known: Answers | None = None) -> Answ
     Raises: click.Abort (Ctrl-C, or the input's end).
     """
     click.echo(f"Enter takes what is in brackets; {BACK} goes to the question before; Ctrl-C ends.", err=True)
-    answers: Answers = dict(known or {})
+    answers = dict(known or {})
     asked: list[int] = []
     index = 0
     while index < len(questions):
@@ -65,7 +61,10 @@ def ask_all(questions: Sequence[Question], known: Answers | None = None) -> Answ
             answers.pop(question.key, None)
             index += 1
             continue
-        _say(question, answers)
+        try:
+            question.before(answers)
+        except UserError as error:
+            _complain(error)
         word = _typed(question)
         if word.lower() == BACK:
             index = asked.pop() if asked else index
@@ -79,13 +78,6 @@ def ask_all(questions: Sequence[Question], known: Answers | None = None) -> Answ
         asked.append(index)
         index += 1
     return answers
-
-
-def _say(question: Question, answers: Answers) -> None:
-    try:
-        question.before(answers)
-    except UserError as error:
-        _complain(error)
 
 
 def _complain(error: UserError) -> None:
@@ -136,7 +128,7 @@ MOST_MEMBERS = 16_384
 NAME_WORDS = "1 to 63 of a-z 0-9 . _ - and begins with a letter or digit"
 
 
-def ask_for_run(name: str, preset: str) -> dict[str, Any]:
+def ask_for_run(name: str, preset: str) -> Values:
     """Ask for what `run new` takes; returns its arguments.
 
     Raises: UserError (nobody is there), click.Abort.

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.data_dir import Files, try_file, try_folder
-from p2pdiloco.cli.options import FILE, SPLIT_TEXT, Number, example, joined_through
+from p2pdiloco.cli.options import FILE, SPLIT_TEXT, Number, example
 from p2pdiloco.config.manifest import BYTES, Dtype
 from p2pdiloco.config.values import expanded
 from p2pdiloco.errors import UserError, clean
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Source of the parameters.
 
-_HINT = "--join ADDRESS (a live run), --data-dir DIR (of a node that has ended), or --checkpoint FILE"
+_HINT = "--join LINK (a live run), --data-dir DIR (of a node), or --checkpoint FILE"
 
 
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +41,12 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="MULTIADDR",
             help="Take the parameters from a live run: its link, or the address of any of its peers.",
         ),
-        click.option("--data-dir", type=FILE, help="From the folder of a node that has ended."),
+        click.option(
+            "--data-dir",
+            type=FILE,
+            help="From the folder of a node; with --join, what is in it lets you read. "
+            "[default: the usual folders]",
+        ),
         click.option("--checkpoint", type=FILE, help="From a checkpoint file."),
         click.option(
             "--tokenizer", type=FILE, help="The run's tokenizer file, where none lies beside a checkpoint."
@@ -93,13 +98,14 @@ def _read(
     join: tuple[str, ...], data_dir: Path | None, checkpoint: Path | None, run: str, timeout_s: float
 ) -> RunResult:
     given = sum(map(bool, (join, data_dir, checkpoint)))
-    if given != 1:
+    if given != 1 and (checkpoint or not join):
         raise UserError(f"{given or 'no'} sources of the parameters are given, one is needed", _HINT)
+    if data_dir is not None and not join:
+        join = _running_there(expanded(data_dir))
     if join:
-        join, run = joined_through(join, run)
         from p2pdiloco.cli.live_result import result_of_run
 
-        return result_of_run(join, run, timeout_s)
+        return result_of_run(join, run, timeout_s, data_dir)
     from p2pdiloco.daemon.run_files.saved_state import load_result, result_on_disk
 
     if data_dir is not None:
@@ -109,6 +115,14 @@ def _read(
     if run and run != result.manifest.run.name and not result.run.startswith(run):
         raise UserError(f"{checkpoint} is of {result.words()}, not of {run}")
     return result
+
+
+def _running_there(folder: Path) -> tuple[str, ...]:
+    """List the addresses of the node that runs with that folder; none: no node does."""
+    from p2pdiloco.adapters.data_dir import is_in_use
+    from p2pdiloco.daemon.run_files.known_runs import load_own_addresses
+
+    return tuple(load_own_addresses(folder)) if folder.is_dir() and is_in_use(folder) else ()
 
 
 DEVICE = click.option(

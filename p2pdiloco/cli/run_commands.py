@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import own_peer, try_file
 from p2pdiloco.cli.given_wish import TrainingWish, check_countable, count_tokens, with_data, with_wish
@@ -165,13 +166,14 @@ def new(
         return
     if not name:
         raise UserError("the run needs a name: p2pdiloco run new NAME", "or be asked for all: --guide")
-    _check_named(with_seats(for_run(preset, name, seed), map(_checked_peer, seats)))  # the name, first
+    named = with_seats(for_run(preset, name, seed), map(_checked_peer, seats))
+    manifest_from_table(msgspec.to_builtins(named), "the new run")  # the name, first
     wish.check(source is not None)
     manifest, path = with_data(for_run(preset, name, seed), data)
     if wish.epochs is not None:
         check_countable(manifest.data, path)
-    group = msgspec.structs.replace(manifest.group, expected_members=expected_members)
-    manifest = msgspec.structs.replace(manifest, group=group)
+    group = replace(manifest.group, expected_members=expected_members)
+    manifest = replace(manifest, group=group)
     if source is not None:
         from p2pdiloco.cli.given_model import opened
 
@@ -186,6 +188,8 @@ def new(
     manifest, content = _with_tokenizer(manifest, tokenizer, end_of_document, source, architecture)
     manifest = _with_settings(manifest, wish, is_given, content, path, own)
     manifest = _with_admission(manifest, "open" if is_open else admission, [_own_peer(data_dir), *seats])
+    recovery = out.with_suffix(".recovery.key")
+    manifest = replace(manifest, admission=replace(manifest.admission, recovery=_peer_of(recovery)))
     text = render_toml(manifest)
     manifest_from_table(tomllib.loads(text), "the new run")  # what is written is what every node accepts
     # What it names comes first: a run.toml is never without it.
@@ -199,15 +203,11 @@ def new(
         f"  p2pdiloco bootstrap --run {out}\nand on the first node of the run:\n"
         f"  p2pdiloco node --genesis LINK-PRINTED-BY-BOOTSTRAP"
         f"{' --data PATH' if manifest.data.is_each_nodes_own else ''}{_list_words(manifest)}\n"
-        f"seats at the start: {', '.join(manifest.admission.seats)}; the first one is this machine's node"
+        f"seats at the start: {', '.join(manifest.admission.seats)}; the first one is this machine's node\n"
+        f"keep {recovery} elsewhere: it takes the run back from a thief of owner.key"
         f"{OPEN_WORDS.format(manifest.weight.open_share) if manifest.admission.mode == 'open' else ''}",
         err=True,
     )
-
-
-def _check_named(manifest: Manifest) -> None:
-    """Check the name and the seats. Raises: ConfigError."""
-    manifest_from_table(msgspec.to_builtins(manifest), "the new run")
 
 
 def _checked_peer(word: str) -> str:
@@ -216,6 +216,13 @@ def _checked_peer(word: str) -> str:
     if public_of(word) is None:
         raise UserError(f'--seat "{word}" is not the id of a peer', "a node prints its own when it starts")
     return word
+
+
+def _peer_of(path: Path) -> str:
+    """Find the peer id of the key in this file, made if it is not there. Raises: StorageError."""
+    from p2pdiloco.identity import Identity
+
+    return Identity.load_or_create(path).peer_id
 
 
 def _own_peer(data_dir: Path | None) -> str:
@@ -263,7 +270,7 @@ def _with_settings(
     )
 
     is_chosen, counted = wish.is_chosen(is_given), 0
-    if wish.epochs or (path is not None and is_chosen and not wish.has_length):
+    if wish.epochs or (path is not None and is_chosen and not wish.lengths()):
         counted = count_tokens(manifest, content, path)
     if is_chosen:
         length = length_of(wish, counted, path)
@@ -316,7 +323,7 @@ def _list_words(manifest: Manifest) -> str:
 
 def _with_admission(manifest: Manifest, mode: str, seats: list[str]) -> Manifest:
     section = msgspec.convert({"mode": mode}, AdmissionSection)
-    return with_seats(msgspec.structs.replace(manifest, admission=section), seats)
+    return with_seats(replace(manifest, admission=section), seats)
 
 
 @run_group.command("check", epilog=example("run check"))

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -30,6 +30,8 @@ from p2pdiloco.adapters.hivemind_net import DIALLED_BEFORE, HivemindTransport, w
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.cli.interrupt import orderly
 from p2pdiloco.config.settings import StatusSettings
+from p2pdiloco.core.api.types import Seat
+from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import (
     SETTLED,
     FragmentRow,
@@ -38,9 +40,11 @@ from p2pdiloco.daemon.display.snapshot import (
     count,
     counted,
     duration,
+    few_seats_text,
     loss_text,
     owner_text,
     progress_text,
+    proposed_text,
     short_peer,
     transfer_text,
 )
@@ -56,7 +60,7 @@ from p2pdiloco.daemon.display.terminal import (
     versions_text,
 )
 from p2pdiloco.daemon.front_door import FrontDoor
-from p2pdiloco.daemon.network.discovery import ask_status, listed_members
+from p2pdiloco.daemon.network.discovery import ask, ask_status, listed_members
 from p2pdiloco.daemon.owner.control import away_words, state_here
 from p2pdiloco.daemon.run_files.known_runs import (
     ListedRun,
@@ -65,6 +69,7 @@ from p2pdiloco.daemon.run_files.known_runs import (
     peers_of,
     usual_folders,
 )
+from p2pdiloco.daemon.run_files.ownership import Ownership
 from p2pdiloco.errors import NobodyReached, RemoteError, TransportError, UserError, clean, json_line
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Transport
@@ -148,7 +153,8 @@ def with_owners_rows(report: StatusReport, folder: Path | None) -> StatusReport:
         state = state_here(path)
         if state is not None and state.peer == report.answered_by:
             recent = state.recent or report.recent
-            return structs.replace(report, rest=state.rest, transfer=state.transfer, recent=recent)
+            report = structs.replace(report, rest=state.rest, transfer=state.transfer, recent=recent)
+            return structs.replace(report, proposed=state.proposed)
     return report
 
 
@@ -285,6 +291,51 @@ class Search:
         return await listed_members(transport, run, self._refusals.__setitem__)
 
 
+def list_members(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
+    """Print whose seats stand in a run, and which other members there are, as one member says.
+
+    Raises: as `run`.
+    """
+    logging.getLogger().setLevel(logging.ERROR)
+    report, stands = visit(_standing(run, join or local_addresses(data_dir)))
+    invites: dict[str, str] = {}
+    with contextlib.suppress(UserError):
+        invites = Ownership.find(report.run_id, data_dir).names
+    print(f"seats ({len(stands.seats)}):")
+    for line in stands.seats:
+        print(_line(line.name, line.peer, line.silent_s, _paper_text(line.seat, invites)))
+    seated = {line.peer for line in stands.seats}
+    others = [row for row in report.members if row.peer not in seated]
+    hidden = report.members_total - len(report.members)
+    print(f"without a seat ({len(others)}{f' and {hidden} more' if hidden > 0 else ''}):")
+    for row in others:
+        print(_line(row.name, row.peer, row.last_seen_s))
+
+
+async def _standing(run: str, join: tuple[str, ...]) -> tuple[StatusReport, wire.Stands]:
+    async with visiting(join, Search(run, peers_of(join)), StatusSettings().timeout_s) as (transport, report):
+        told = await ask(transport, report.answered_by, wire.StandsQuery(report.run_id), wire.Stands)
+        if told is None:
+            raise UserError(
+                f"…{short_peer(report.answered_by)} does not know yet who has a seat",
+                "try again, or ask another: --join ADDRESS",
+            )
+        return report, told
+
+
+def _line(name: str, peer: str, silent_s: float | None, paper: str = "") -> str:
+    seen = "not seen by the node asked" if silent_s is None else f"seen {duration(silent_s)} ago"
+    return f"{clean(name) or '-':<12} {peer}  {paper}{seen}"
+
+
+def _paper_text(seat: Seat, invites: Mapping[str, str]) -> str:
+    """Word since when a seat stands, and what gave it."""
+    word = "a word of seats" if seat.turn else "the owner's word" if seat.word else ""
+    giver = f"invite {clean(invites.get(seat.key, '')) or short_peer(seat.key)}" if seat.key else ""
+    papers = " and ".join(filter(None, (giver, word))) or "the run file"
+    return f"since version {seat.since}, by {papers}, "
+
+
 # Views.
 
 
@@ -305,7 +356,8 @@ def render_status(report: StatusReport) -> RenderableType:
 
 def _summary(report: StatusReport, names: dict[str, str]) -> Text:
     answered_by = names.get(report.answered_by) or clean(report.answered_by)
-    text = Text.assemble("run ", (clean(report.run_name), "bold"), f" {clean(report.run_id[:16])}\n")
+    run = report.run_name
+    text = Text.assemble("run ", (clean(run), "bold"), f" {clean(report.run_id[:16])}\n")
     members = counted(report.members_total, "member")
     text.append(f"{members}, {len(report.fragments)} fragments, ")
     text.append(f"versions {versions_text(report.fragments)}{groups_text(report.fragments)}\n")
@@ -315,6 +367,8 @@ def _summary(report: StatusReport, names: dict[str, str]) -> Text:
         text.append(f"{progress_text(report.course)}\n", "bold")
     if owner := owner_text(report.course):
         text.append(f"{owner}\n", "yellow")
+    for words in (few_seats_text(report.course.seats, run), proposed_text(report.proposed, run)):
+        text.append(f"{words}\n" if words else "", "yellow")
     text.append(f"loss {loss_text(report.loss, 3)} (training, mean of members)")
     if report.heldout_loss is not None:
         by = names.get(report.heldout_by) or f"…{short_peer(report.heldout_by)}"

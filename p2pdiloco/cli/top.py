@@ -9,7 +9,6 @@ are sentences from what changed between two pictures, and `SwarmView` draws.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -20,15 +19,19 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median_high
 
-from msgspec import Struct, structs
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from p2pdiloco.cli.status_command import Search, local_addresses, visit, visiting
+from p2pdiloco.cli.status_command import Search, local_addresses, visit, visiting, with_owners_rows
 from p2pdiloco.config.settings import TopSettings
 from p2pdiloco.daemon.budgets import LISTING_S, REPORT_BYTES
 from p2pdiloco.daemon.display import logs
@@ -45,6 +48,7 @@ from p2pdiloco.daemon.display.snapshot import (
     loss_text,
     owner_text,
     progress_text,
+    proposed_text,
     ranges,
     sane_loss,
     short_peer,
@@ -70,6 +74,7 @@ from p2pdiloco.daemon.network.discovery import ask_status
 from p2pdiloco.daemon.run_files.known_runs import peers_of
 from p2pdiloco.errors import RemoteError, TransportError, clean, invariant
 from p2pdiloco.ports import Transport
+from p2pdiloco.util import Frozen, Now
 
 # The visit.
 
@@ -84,14 +89,16 @@ def run(settings: TopSettings) -> int:
     Raises:
         UserError: as `status_command.run`.
     """
+    complete = None
     if not settings.join:
-        settings = structs.replace(settings, join=local_addresses(settings.data_dir))
+        complete = partial(with_owners_rows, folder=settings.data_dir)
+        settings = replace(settings, join=local_addresses(settings.data_dir))
     logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
     lives = sys.stdout.isatty() and not Console().is_dumb_terminal
     if lives:
         logs.install()  # a terminal that takes nothing must not keep us from ending
     try:
-        visit(_top(settings, _live if lives else _plain))
+        visit(_top(settings, _live if lives else _plain, complete))
     except BrokenPipeError:  # whoever read has seen enough
         with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
@@ -101,7 +108,7 @@ def run(settings: TopSettings) -> int:
 class Watch:
     """Watch over a swarm: its newest picture, and what happened."""
 
-    def __init__(self, witnesses: AskedMembers, now: Callable[[], float]) -> None:
+    def __init__(self, witnesses: AskedMembers, now: Now) -> None:
         self._witnesses, self._now = witnesses, now
         self._happenings = Happenings(now())
         self._last: SwarmPicture | None = None
@@ -126,20 +133,21 @@ class Watch:
         return f"nobody has answered for {duration(picture.age_s)}: looking for members"
 
 
+Complete = Callable[[StatusReport], StatusReport]
 Show = Callable[[Watch, TopSettings], Coroutine[None, None, None]]
 
 
-async def _top(settings: TopSettings, show: Show) -> None:
+async def _top(settings: TopSettings, show: Show, complete: Complete | None = None) -> None:
     search = Search(settings.run, peers_of(settings.join))
     async with visiting(settings.join, search, settings.timeout_s) as (transport, report):
-        witnesses = AskedMembers(search, report.run_id, time.monotonic)
+        witnesses = AskedMembers(search, report.run_id, time.monotonic, complete)
         witnesses.take(report)
         watching = asyncio.create_task(witnesses.watch(transport))
         try:
             await show(Watch(witnesses, time.monotonic), settings)
         finally:
             watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError):
                 await watching
 
 
@@ -170,7 +178,7 @@ async def _live(watch: Watch, _settings: TopSettings) -> None:
     try:
         while True:
             picture, _ = watch.look()
-            chosen = structs.replace(chosen, picture=picture, silence=watch.silence(picture))
+            chosen = replace(chosen, picture=picture, silence=watch.silence(picture))
             for key in told_apart(keys.pressed()):
                 if key in ("q", "Q"):
                     return
@@ -189,9 +197,9 @@ def after_key(chosen: ViewChoice, key: Move | str, width: int, height: int) -> V
     """Do what a key says to the list of members."""
     if isinstance(key, Move):
         page = page_rows(chosen.picture, width, height)
-        return structs.replace(chosen, first=key.moved(chosen.first, page, len(chosen.picture.members)))
+        return replace(chosen, first=key.moved(chosen.first, page, len(chosen.picture.members)))
     if key in ("s", "S"):
-        return structs.replace(chosen, order=ListOrder.next(chosen.order), first=0)
+        return replace(chosen, order=ListOrder.next(chosen.order), first=0)
     return chosen
 
 
@@ -209,7 +217,7 @@ TICK_S = 0.25
 MAX_KNOWN = 256
 
 
-class HeardReport(Struct, frozen=True):
+class HeardReport(Frozen):
     """Word of one member."""
 
     report: StatusReport
@@ -230,9 +238,15 @@ class _KnownMember(Struct):
 class AskedMembers:
     """Members that are asked, and what they said last."""
 
-    def __init__(self, search: Search, run: str, now: Callable[[], float]) -> None:
-        """`run`: id of the run."""
-        self._search, self._run, self._now = search, run, now
+    def __init__(
+        self,
+        search: Search,
+        run: str,
+        now: Now,
+        complete: Complete | None = None,
+    ) -> None:
+        """`run`: id of the run. `complete` adds what only the owner of the node here may know; it blocks."""
+        self._search, self._run, self._now, self._complete = search, run, now, complete
         self._known: dict[str, _KnownMember] = {peer: _KnownMember() for peer in search.joined}
         self._chosen: list[str] = []
         self._look_s = 0.0
@@ -287,7 +301,10 @@ class AskedMembers:
         try:
             if known.addresses:
                 await transport.connect(peer, known.addresses)
-            self.take(*await ask_status(transport, peer, self._run))
+            report, size_bytes = await ask_status(transport, peer, self._run)
+            if self._complete is not None and peer in self._search.joined:
+                report = await asyncio.to_thread(self._complete, report)
+            self.take(report, size_bytes)
         except (RemoteError, TransportError) as error:
             # What p2pd says of a dial is longer than a line, and tells nobody more.
             known.why = "not reached" if isinstance(error, TransportError) else str(error)[:120]
@@ -298,7 +315,7 @@ class AskedMembers:
             known.is_asked = False
 
     async def _look(self, transport: Transport) -> None:
-        with contextlib.suppress(TransportError):
+        with suppress(TransportError):
             for peer, addresses in (await self._search.members(transport, self._run)).items():
                 if peer in self._known or len(self._known) < MAX_KNOWN:
                     self._known.setdefault(peer, _KnownMember()).addresses = addresses
@@ -311,7 +328,7 @@ KEEP_S = 20.0
 MOST_HISTORY = 120
 
 
-class MemberRow(Struct, frozen=True):
+class MemberRow(Frozen):
     """Row of one member."""
 
     row: PeerRow
@@ -323,7 +340,7 @@ class MemberRow(Struct, frozen=True):
     """Versions that it is behind, of all fragments together; None: it was not asked."""
 
 
-class SwarmPicture(Struct, frozen=True, kw_only=True):
+class SwarmPicture(Frozen, kw_only=True):
     """Picture of a run at one moment."""
 
     run_name: str
@@ -338,6 +355,8 @@ class SwarmPicture(Struct, frozen=True, kw_only=True):
     heldout_loss: float | None = None
     heldout_age_s: float | None = None
     course: CourseRow = CourseRow()
+    waiting: str = ""
+    """Words on seats that wait for the word of the run's owner, if it looks from its own node."""
     asked: tuple[str, ...] = ()
     """Peers whose answers these are."""
     age_s: float = 0.0
@@ -385,6 +404,7 @@ def picture_of(answers: Mapping[str, HeardReport], now: float) -> SwarmPicture |
         heldout_loss=heldout.heldout_loss if heldout else None,
         heldout_age_s=heldout.heldout_age_s if heldout else None,
         course=first.course,
+        waiting=next(filter(None, (proposed_text(r.proposed, r.run_name) for r in reports)), ""),
         asked=tuple(report.answered_by for report in reports),
         age_s=now - fresh[0].at_s,
     )
@@ -404,7 +424,7 @@ def _fragment(rows: Sequence[tuple[FragmentRow, StatusReport]]) -> FragmentRow:
     row = ordered[1 if len(ordered) >= 3 else 0][0]
     own = next((other for other, report in rows if report.answered_by == row.syncer), None)
     state = own.state if own is not None and own.syncer == row.syncer else row.state
-    return structs.replace(row, state=state, pending="")
+    return replace(row, state=state, pending="")
 
 
 def _members(
@@ -431,7 +451,7 @@ def _members(
             found[own.peer] = MemberRow(own, seen, report.state, sum(lag))
     for row in (row for answer in answers for row in answer.report.members if row.expelled is not None):
         whole = found[row.peer]
-        found[row.peer] = structs.replace(whole, row=structs.replace(whole.row, expelled=row.expelled))
+        found[row.peer] = replace(whole, row=replace(whole.row, expelled=row.expelled))
     return tuple(sorted(found.values(), key=lambda m: (-m.row.tokens_total, m.row.peer)))
 
 
@@ -484,7 +504,7 @@ class Happenings:
 
     def told(self, picture: SwarmPicture, now: float) -> SwarmPicture:
         """Make the picture with what was watched over time."""
-        return structs.replace(
+        return replace(
             picture,
             happened=tuple(self._lines),
             loss_history=tuple(self._losses),
@@ -582,7 +602,7 @@ class ListOrder(Enum):
         return orders[(orders.index(self) + 1) % len(orders)]
 
 
-class ViewChoice(Struct, frozen=True):
+class ViewChoice(Frozen):
     """Choice of a person: what to see of the picture."""
 
     picture: SwarmPicture
@@ -593,11 +613,12 @@ class ViewChoice(Struct, frozen=True):
     """Words on why nothing is new; empty: it is."""
 
 
+@dataclass
 class SwarmView:
     """Rich renderable of a swarm, with at most one line less than the terminal has."""
 
-    def __init__(self, chosen: ViewChoice, explained: bool) -> None:
-        self._chosen, self._explained = chosen, explained
+    _chosen: ViewChoice
+    _explained: bool
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height, width = options.height or console.size.height, options.max_width
@@ -649,6 +670,8 @@ def plain_line(picture: SwarmPicture) -> str:
     ]
     if picture.course.schedule_tokens:
         parts.append(progress_text(picture.course))
+    if picture.waiting:
+        parts.append(picture.waiting)
     trouble = [f"{_name(member)} {words}" for member in picture.members if (words := trouble_text(member))]
     if trouble:
         parts.append(f"not well: {', '.join(trouble[:8])}" + (" and others" if len(trouble) > 8 else ""))
@@ -713,6 +736,7 @@ def _header(picture: SwarmPicture, silence: str) -> list[Text]:
         Text(merged, "" if picture.merged_age_s is not None and picture.merged_age_s < 60 else "yellow"),
         Text(f"as {asked} of them say{'s' if asked == 1 else ''}, {duration(picture.age_s)} ago", "dim"),
         Text(owner_text(course), "yellow"),
+        Text(picture.waiting, "yellow"),
         Text(clean(silence), "bold red"),
     ]
     return [part for part in parts if part.plain]

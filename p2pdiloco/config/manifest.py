@@ -16,14 +16,15 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import msgspec
 import msgspec.inspect as inspect
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, msgpack
+from msgspec.structs import replace
 
 from p2pdiloco.errors import RemoteError, StorageError
-from p2pdiloco.util import clear_folder_at
+from p2pdiloco.util import Frozen, Values, clear_folder_at
 
 # Tables `[model]` of the built-in tasks: data only, so that manifests need no torch. Other tasks bring their
 # own (`tasks.task.Task.Section`).
@@ -37,6 +38,7 @@ TOKENIZER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-
 SHA256_PATTERN = r"^([0-9a-f]{64})?\Z"
 PEER_PATTERN = r"^12D3KooW[1-9A-HJ-NP-Za-km-z]{44}\Z"
 """Pattern of the peer id of an Ed25519 key."""
+RECOVERY_PATTERN = r"^(12D3KooW[1-9A-HJ-NP-Za-km-z]{44})?\Z"
 Value = bool | int | float | str | list[str]
 """Type of a value in a `[model]` table."""
 PositiveInt = Annotated[int, Meta(ge=1, le=65536)]
@@ -52,18 +54,18 @@ VOCABULARY_MULTIPLE = 64
 work on larger tiles."""
 
 
-class Section(Struct, frozen=True, forbid_unknown_fields=True):
+class Section(Frozen, forbid_unknown_fields=True):
     """A table of the manifest: immutable, unknown keys refused. (msgspec inherits all but `kw_only`.)"""
 
 
-class ModelSection(Section, frozen=True):
+class ModelSection(Section):
     """Base of what tasks read their `[model]` with; keys are numbers, strings, arrays of strings."""
 
     comments: ClassVar[dict[str, str]] = {}
     """Comments of run.toml, by key."""
 
 
-class CausalLMSection(ModelSection, frozen=True, kw_only=True):
+class CausalLMSection(ModelSection, kw_only=True):
     """A transformer in Llama's form; with `experts`, in Mixtral's."""
 
     comments: ClassVar[dict[str, str]] = {
@@ -113,7 +115,7 @@ class CausalLMSection(ModelSection, frozen=True, kw_only=True):
         return -int(-SWIGLU_RATIO * self.width // HIDDEN_MULTIPLE) * HIDDEN_MULTIPLE
 
 
-class ImageSection(ModelSection, frozen=True, kw_only=True):
+class ImageSection(ModelSection, kw_only=True):
     """A small vision transformer, or a convolutional network."""
 
     comments: ClassVar[dict[str, str]] = {
@@ -129,7 +131,7 @@ class ImageSection(ModelSection, frozen=True, kw_only=True):
     }
     architecture: Literal["vit", "cnn"] = "vit"
     classes: Annotated[int, Meta(ge=2, le=65536)]
-    class_folders: list[Folder] = []
+    class_folders: list[Folder] = msgspec.field(default_factory=list)
     image_pixels: Annotated[int, Meta(ge=4, le=1024)]
     channels: Literal[1, 3] = 3
     layers: Annotated[int, Meta(ge=1, le=256)]
@@ -143,7 +145,7 @@ def vocabulary_for(tokens: int) -> int:
     return -(-tokens // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
-def table(section: ModelSection) -> dict[str, Any]:
+def table(section: ModelSection) -> Values:
     """The struct as `Manifest.model`: every key, with its value."""
     found = msgspec.to_builtins(section)
     assert isinstance(found, dict)
@@ -169,7 +171,7 @@ had one task."""
 MAX_NAME = 200
 
 
-class RunSection(Section, frozen=True, kw_only=True):
+class RunSection(Section, kw_only=True):
     name: Name
     """Human name of the run; the run id (digest) tells two runs of one name apart."""
     seed: Natural = 0
@@ -186,7 +188,7 @@ class RunSection(Section, frozen=True, kw_only=True):
     """Name of these parameters, for people; of a GGUF file with its SHA-256."""
 
 
-class DataSection(Section, frozen=True, kw_only=True):
+class DataSection(Section, kw_only=True):
     source: Literal["embedded", "files", "jsonl", "parquet", "hub"] = "embedded"
     """"embedded" (what the task brings along: text, the Python standard library's sources; images,
     scikit-learn's digits), or each node's own --data path ("files", "jsonl", "parquet"), or "hub": a data set
@@ -226,7 +228,7 @@ class DataSection(Section, frozen=True, kw_only=True):
         return not (self.source == "embedded" or (self.source == "hub" and self.dataset))
 
 
-class InnerSection(Section, frozen=True, kw_only=True):
+class InnerSection(Section, kw_only=True):
     optimizer: Literal["adamw", "muon"] = "adamw"
     """Optimizer of the inner steps. Muon is for matrices inside the model; other parameters get AdamW beside
     it. Learning rate and weight decay are AdamW's: Muon's updates are scaled to be as large."""
@@ -251,7 +253,7 @@ class InnerSection(Section, frozen=True, kw_only=True):
     text and 1 for an image."""
 
 
-class SyncSection(Section, frozen=True, kw_only=True):
+class SyncSection(Section, kw_only=True):
     fragments: Annotated[int, Meta(ge=1, le=1024)] = 24
     """P, the number of fragments. More: smoother traffic, more messages."""
     inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = 24
@@ -269,7 +271,7 @@ class SyncSection(Section, frozen=True, kw_only=True):
     """rho: 1 keeps the inner steps made while a contribution was in flight, 0 is the paper's overwrite."""
 
 
-class OuterSection(Section, frozen=True, kw_only=True):
+class OuterSection(Section, kw_only=True):
     learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.8
     momentum_warmup_merges: Natural = 20
@@ -280,12 +282,12 @@ class OuterSection(Section, frozen=True, kw_only=True):
     agree on."""
 
 
-class CodecSection(Section, frozen=True, kw_only=True):
+class CodecSection(Section, kw_only=True):
     contribution: CodecName = "int8"
     update: CodecName = "int8"
 
 
-class GroupSection(Section, frozen=True, kw_only=True):
+class GroupSection(Section, kw_only=True):
     size: Annotated[int, Meta(ge=2, le=256)] = 16
     """g: members per group. A run of more members falls into several groups, which merge in levels."""
     expected_members: Annotated[int, Meta(ge=0, le=16_384)] = 0
@@ -307,16 +309,19 @@ class GroupSection(Section, frozen=True, kw_only=True):
 MAX_SEATS = 1024
 
 
-class AdmissionSection(Section, frozen=True, kw_only=True):
+class AdmissionSection(Section, kw_only=True):
     mode: Literal["open", "invite", "list"] = "open"
     """Condition of being a member: "open", whoever knows the run; "invite", whoever has an invite of
     its owner; "list", whom its owner has put on the list (docs/topics/admission.md)."""
     seats: Annotated[tuple[Annotated[str, Meta(pattern=PEER_PATTERN)], ...], Meta(max_length=MAX_SEATS)] = ()
     """Peers that have a seat from version 0 on: they vote and merge (docs/protocol/seats.md). Nobody makes a
     version while none of them is here. The owner gives later seats (`p2pdiloco seat`)."""
+    recovery: Annotated[str, Meta(pattern=RECOVERY_PATTERN)] = ""
+    """Peer id of the owner's recovery key, to be kept elsewhere: its first word ends the power of the owner's
+    key (docs/topics/admission.md). Empty: there is none."""
 
 
-class WeightSection(Section, frozen=True, kw_only=True):
+class WeightSection(Section, kw_only=True):
     largest_share: Annotated[float, Meta(gt=0, le=1)] = 1 / 3
     """Share of a merge that one learner has at most, whatever it says of its work, where all others that were
     merged lately bring usual contributions. Smaller: fast learners count for less. With a third no liar turns
@@ -326,13 +331,14 @@ class WeightSection(Section, frozen=True, kw_only=True):
     open_share: Annotated[float, Meta(ge=0, lt=1)] = 0.25
     """Share of a merge that all learners without a seat have at most, together. Larger: volunteers count for
     more, and so does whoever comes with a thousand names. Three seats and 1,000 volunteers learn at 0.25 like
-    5 equal learners, at 0.5 like 12, at 0.75 like 47."""
+    5 equal learners, at 0.5 like 12, at 0.75 like 47. Beside three seats a crowd that sends the last update
+    back at the greatest length costs 8 % of the loss at 0.25, 15 % at 0.5, 67 % at 0.9 (docs/results.md)."""
     most_units: Annotated[float, Meta(ge=1, le=16)] = 4.0
     """Weight of one contribution at most, in usual ones, however many members there are. Smaller: a learner
     that was away, or is faster than most, loses more of its work."""
 
 
-class AuditSection(Section, frozen=True, kw_only=True):
+class AuditSection(Section, kw_only=True):
     loss_share: Annotated[float, Meta(ge=0, le=0.5)] = 0.0
     """Share of each learner's time, and of what its node receives, in which it measures what single
     contributions of others do to the loss; each node refuses those whose work does harm, or nothing
@@ -340,7 +346,7 @@ class AuditSection(Section, frozen=True, kw_only=True):
     enough for open runs. Far too large: training is slower by it."""
 
 
-class EndSection(Section, frozen=True, kw_only=True):
+class EndSection(Section, kw_only=True):
     learners: Literal["stop", "go-on"] = "stop"
     """Conduct of learners when the run has merged `inner.schedule_tokens`: "stop", no more inner steps; or
     "go-on", at the rate at which the cosine ends (10 %). Nodes stay, and give the result to others."""
@@ -351,7 +357,7 @@ MAX_EXPORT_TEXT = 24_576
 ExportText = Annotated[str, Meta(max_length=MAX_EXPORT_TEXT)]
 
 
-class ExportSection(Section, frozen=True, kw_only=True):
+class ExportSection(Section, kw_only=True):
     """Words of a given model's folder that no training needs, for whoever uses the result."""
 
     token_ids: ExportText = ""
@@ -368,7 +374,7 @@ class ExportSection(Section, frozen=True, kw_only=True):
     """Tokens that it is made for, by its config.json; exports say so. 0: as many as the run trains on."""
 
 
-class Manifest(Section, frozen=True, kw_only=True):
+class Manifest(Section, kw_only=True):
     """A run, as its owner describes it. Equal manifests have equal canonical bytes."""
 
     format: Literal[4] = 4
@@ -386,8 +392,8 @@ class Manifest(Section, frozen=True, kw_only=True):
     audit: AuditSection = AuditSection()
     end: EndSection = EndSection()
     export: ExportSection = ExportSection()
-    """The last five, `data.begin_of_document` and `admission.seats` are not in the canonical bytes where they
-    say nothing: runs from before them keep their ids."""
+    """The last five, `data.begin_of_document` and what `admission` has beside `mode` are not in the canonical
+    bytes where they say nothing: runs from before them keep their ids."""
 
 
 # Canonical bytes: in, out, and rules between keys.
@@ -397,8 +403,8 @@ DECODING = (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError)
 """Errors of a decoder that is given garbage: bad UTF-8, numbers out of range and deep nesting are not
 msgspec's own."""
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
-_decoder = msgspec.msgpack.Decoder(Manifest, strict=True)
+_encoder = msgpack.Encoder(order="deterministic")
+_decoder = msgpack.Decoder(Manifest, strict=True)
 
 
 def broken_rule(manifest: Manifest) -> str | None:
@@ -461,12 +467,12 @@ def canonical_bytes(manifest: Manifest) -> bytes:
     signed and hashed. Without what came later and says nothing, as in runs that are older."""
     data = _without_quiet(manifest.data, {"begin_of_document": ""})
     export = _without_quiet(manifest.export, {"dtype": ExportSection().dtype, "context_tokens": 0})
-    admission = _without_quiet(manifest.admission, {"seats": ()})
+    admission = _without_quiet(manifest.admission, {"seats": (), "recovery": ""})
     told = {"data": data, "admission": admission, "export": export}
     return _encoder.encode(_without_quiet(manifest, _CAME_LATER, **told))
 
 
-_CAME_LATER: dict[str, Section] = {
+_CAME_LATER = {
     "admission": AdmissionSection(),
     "weight": WeightSection(),
     "audit": AuditSection(),
@@ -555,10 +561,11 @@ _PATTERNS = {
     TOKENIZER_PATTERN: "bytes, a file's name without folder, or OWNER/NAME on the hub",
     SHA256_PATTERN: "64 hexadecimal digits, or empty",
     PEER_PATTERN: "a peer id (12D3KooW...)",
+    RECOVERY_PATTERN: "a peer id (12D3KooW...), or empty",
 }
 
 
-class Key(Struct, frozen=True):
+class Key(Frozen):
     """A key of a TOML schema."""
 
     section: str
@@ -730,6 +737,7 @@ COMMENTS = {
     "group.max_base_age_versions": "Contributions against an older base are refused, rebased and sent again.",
     "admission.mode": "open: whoever knows the run; invite: by the owner's invites; list: the owner's list.",
     "admission.seats": "Peers that vote and merge from version 0 on; its owner seats others: p2pdiloco seat.",
+    "admission.recovery": "Peer id of the key that ends the power of a stolen owner.key.",
     "weight.largest_share": "Of a merge, one learner's at most, from three on; 1: no limit, among friends.",
     "weight.open_share": "Of a merge, what all learners without a seat have at most, together.",
     "weight.most_units": "Weight of a contribution at most, in usual ones.",
@@ -760,7 +768,7 @@ class Signer(Protocol):
         """Sign the message; returns the signature."""
 
 
-class SignedManifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SignedManifest(Frozen, array_like=True, forbid_unknown_fields=True):
     """A manifest as it travels and as it lies on disk. Field order is wire format."""
 
     manifest: Annotated[bytes, Meta(max_length=MAX_MANIFEST_BYTES)]
@@ -772,8 +780,8 @@ class SignedManifest(Struct, frozen=True, array_like=True, forbid_unknown_fields
     signature: Annotated[bytes, Meta(max_length=128)]
 
 
-_signing_encoder = msgspec.msgpack.Encoder()
-_signing_decoder = msgspec.msgpack.Decoder(SignedManifest, strict=True)
+_signing_encoder = msgpack.Encoder()
+_signing_decoder = msgpack.Decoder(SignedManifest, strict=True)
 
 
 def genesis_digest_of(state_digests: tuple[bytes, ...]) -> bytes:
@@ -785,7 +793,7 @@ def sign_manifest(manifest: Manifest, genesis_digest: bytes, crypto: Signer, own
     """Sign as the run's owner; `owner` is the peer id of crypto's key."""
     unsigned = SignedManifest(canonical_bytes(manifest), owner, genesis_digest, b"")
     signature = crypto.sign(_covered("manifest", unsigned))
-    return msgspec.structs.replace(unsigned, signature=signature)
+    return replace(unsigned, signature=signature)
 
 
 def run_id(signed: SignedManifest) -> str:

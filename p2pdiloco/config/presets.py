@@ -24,8 +24,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-import msgspec
-from msgspec import Struct
+from msgspec.structs import replace
 
 from p2pdiloco.config.manifest import (
     BYTE_VALUES,
@@ -45,6 +44,7 @@ from p2pdiloco.config.manifest import (
 )
 from p2pdiloco.config.values import is_whole
 from p2pdiloco.errors import ConfigError, UserError
+from p2pdiloco.util import Frozen
 
 # Inner learning rates for models that exist: by number of parameters and by kind of training.
 
@@ -57,7 +57,7 @@ TOO_LARGE = 3.0
 """Multiple of a row's rate above which a person is warned."""
 
 
-class RateRow(Struct, frozen=True):
+class RateRow(Frozen):
     """Rates for models of at most so many parameters.
 
     Rates are AdamW's, the highest of a schedule that warms up and falls. Each row names the published recipes
@@ -142,7 +142,7 @@ MUON_LONG_SHARE = 0.5
 2800 steps."""
 
 
-class TriedBounds(Struct, frozen=True):
+class TriedBounds(Frozen):
     """Bounds within which a swarm was compared with data parallel. Beyond them nothing was measured."""
 
     learners: int = 8
@@ -209,7 +209,7 @@ AVERAGE_MERGES, GENTLE_MERGES, GENTLE_STEPS = 10, 30, 700
 more than `AVERAGE`, and than `GENTLE`."""
 
 
-class Length(Struct, frozen=True):
+class Length(Frozen):
     """A run of so many inner steps of every learner, with such an H at most."""
 
     steps: int
@@ -260,10 +260,10 @@ def with_schedule(manifest: Manifest, steps: int, learners: int = 0) -> Manifest
 def _with_steps(manifest: Manifest, steps: int, learners: int = 0) -> Manifest:
     learners = expected_members(manifest, learners)
     step_tokens = learners * manifest.inner.tokens_per_step
-    inner = msgspec.structs.replace(
+    inner = replace(
         manifest.inner, warmup_tokens=warmup_steps(steps) * step_tokens, schedule_tokens=steps * step_tokens
     )
-    return msgspec.structs.replace(manifest, inner=inner)
+    return replace(manifest, inner=inner)
 
 
 def for_length(manifest: Manifest, length: str) -> Manifest:
@@ -271,12 +271,10 @@ def for_length(manifest: Manifest, length: str) -> Manifest:
     chosen, sync, inner = LENGTHS[length], manifest.sync, manifest.inner
     if length != "demo":
         rate = inner.learning_rate * (MUON_LONG_SHARE if inner.optimizer == "muon" else 1)
-        inner = msgspec.structs.replace(inner, beta1=LONG_BETA1, learning_rate=rate)
+        inner = replace(inner, beta1=LONG_BETA1, learning_rate=rate)
     inner_steps = chosen.inner_steps if length != "demo" else min(sync.inner_steps, chosen.inner_steps)
-    sync = msgspec.structs.replace(
-        sync, inner_steps=inner_steps, delay_steps=min(sync.delay_steps, max(1, inner_steps // 3))
-    )
-    return _with_steps(msgspec.structs.replace(manifest, sync=sync, inner=inner), chosen.steps)
+    sync = replace(sync, inner_steps=inner_steps, delay_steps=min(sync.delay_steps, max(1, inner_steps // 3)))
+    return _with_steps(replace(manifest, sync=sync, inner=inner), chosen.steps)
 
 
 def with_outer(manifest: Manifest, learners: int = 0) -> Manifest:
@@ -284,7 +282,7 @@ def with_outer(manifest: Manifest, learners: int = 0) -> Manifest:
 
     Momentum's warm-up always follows them; rate, momentum and kind of merge only if nobody chose others.
     """
-    replace, outer = msgspec.structs.replace, manifest.outer
+    outer = manifest.outer
     if rule_of(outer) in BY_RULE:
         its = rule_for(
             inner_steps_of(manifest, learners),
@@ -306,8 +304,8 @@ def for_given(manifest: Manifest) -> Manifest:
         rule = AVERAGE
     elif merges < GENTLE_MERGES or inner_steps_of(manifest) < GENTLE_STEPS:
         rule = GENTLE
-    outer = msgspec.structs.replace(manifest.outer, **rule._asdict())
-    return with_outer(msgspec.structs.replace(manifest, outer=outer))
+    outer = replace(manifest.outer, **rule._asdict())
+    return with_outer(replace(manifest, outer=outer))
 
 
 def with_tokens(manifest: Manifest, tokens: int) -> Manifest:
@@ -324,8 +322,8 @@ def with_tokens(manifest: Manifest, tokens: int) -> Manifest:
             "more --tokens or --epochs, or fewer --expected-members",
         )
     warmup = min(warmup_steps(tokens // step_tokens) * step_tokens, tokens - 1)
-    inner = msgspec.structs.replace(manifest.inner, warmup_tokens=warmup, schedule_tokens=tokens)
-    return msgspec.structs.replace(manifest, inner=inner)
+    inner = replace(manifest.inner, warmup_tokens=warmup, schedule_tokens=tokens)
+    return replace(manifest, inner=inner)
 
 
 def warnings_about(manifest: Manifest, numel: int = 0, ids: int = 0) -> list[str]:
@@ -640,7 +638,7 @@ DIGITS_CNN = with_outer(
     )
 )
 
-PRESETS: dict[str, Manifest] = {
+PRESETS = {
     preset.run.name: preset
     for preset in (MICRO, TINY, TINY_MOE, SMALL, GPT2, GPT2_MEDIUM, LARGEST, DIGITS, DIGITS_CNN)
 }
@@ -652,21 +650,21 @@ def for_other_model(manifest: Manifest) -> Manifest:
     if manifest.inner.optimizer == "adamw":
         return manifest
     rate = ADAMW_RATES.get(manifest.inner.learning_rate, manifest.inner.learning_rate)
-    inner = msgspec.structs.replace(manifest.inner, optimizer="adamw", learning_rate=rate)
-    return msgspec.structs.replace(manifest, inner=inner)
+    inner = replace(manifest.inner, optimizer="adamw", learning_rate=rate)
+    return replace(manifest, inner=inner)
 
 
 def for_bytes(manifest: Manifest) -> Manifest:
     """A preset's run with the vocabulary of raw bytes, if it reads those: other ids would never occur."""
     if manifest.data.tokenizer != BYTES or "vocabulary" not in manifest.model:
         return manifest
-    return msgspec.structs.replace(manifest, model=manifest.model | {"vocabulary": BYTE_VALUES})
+    return replace(manifest, model=manifest.model | {"vocabulary": BYTE_VALUES})
 
 
 def with_seats(manifest: Manifest, peers: Iterable[str]) -> Manifest:
     """Give these peers the seats of version 0, each one."""
-    section = msgspec.structs.replace(manifest.admission, seats=tuple(dict.fromkeys(peers)))
-    return msgspec.structs.replace(manifest, admission=section)
+    section = replace(manifest.admission, seats=tuple(dict.fromkeys(peers)))
+    return replace(manifest, admission=section)
 
 
 def begun_by(manifest: Manifest, peer: str) -> Manifest:
@@ -676,7 +674,7 @@ def begun_by(manifest: Manifest, peer: str) -> Manifest:
 
 def without_end(manifest: Manifest) -> Manifest:
     """Copy of the manifest whose learners go on when its schedule is over."""
-    return msgspec.structs.replace(manifest, end=EndSection(learners="go-on"))
+    return replace(manifest, end=EndSection(learners="go-on"))
 
 
 def for_run(preset: str, name: str, seed: int = 0) -> Manifest:
@@ -687,8 +685,8 @@ def for_run(preset: str, name: str, seed: int = 0) -> Manifest:
     """
     if preset not in PRESETS:
         raise ConfigError(f'there is no preset "{preset}"', hint=f"presets: {', '.join(PRESETS)}")
-    run = msgspec.structs.replace(PRESETS[preset].run, name=name, seed=seed)
-    return msgspec.structs.replace(PRESETS[preset], run=run)
+    run = replace(PRESETS[preset].run, name=name, seed=seed)
+    return replace(PRESETS[preset], run=run)
 
 
 # Parameters that nothing will ever reach: rows of token ids which the run's tokenizer does not have.

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
+from msgspec.structs import replace
 
 from p2pdiloco.config.values import (
     check_join_address,
@@ -29,6 +30,7 @@ from p2pdiloco.config.values import (
     suggestion,
 )
 from p2pdiloco.errors import ConfigError
+from p2pdiloco.util import Frozen, Values
 
 ENVIRONMENT_PREFIX = "P2PDILOCO_"
 LogStyle = Literal["auto", "text", "json", "tui"]
@@ -48,7 +50,35 @@ _OF_A_SERVICE = re.compile(
 """Endings of the variables that Kubernetes makes of a service's name."""
 
 
-class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+Text = Annotated[str, Meta(max_length=200)]
+
+
+class OwnLimits(Frozen, kw_only=True, forbid_unknown_fields=True):
+    """Limits as they are written."""
+
+    max_upload: Text = ""
+    """Bits per second that this node may use, such as "20Mbit"; empty: all that the link carries."""
+    max_download: Text = ""
+    min_step_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    """Least seconds of an inner step, on average: for the rest the machine is free, and cool."""
+    max_transfer: Text = ""
+    """Bytes both ways in a calendar month, such as "200GB/month"; when they are used up, the node leaves
+    until the month turns. Empty: no bound."""
+    hours: Text = ""
+    """Hours in which it trains, by this machine's clock, such as "22-7" or "mon-fri 18-8, sat-sun 0-24";
+    empty: at all times."""
+    when_idle: Text = ""
+    """Time for which nobody has used the machine, such as "10min", before it trains; empty: no matter who
+    does."""
+    not_on_battery: bool = False
+    """True: it trains on mains power only."""
+    max_temperature: Annotated[float, Meta(ge=0, le=150)] = 0.0
+    """Degrees Celsius of GPU and CPU above which it rests; 0: no bound."""
+    max_power: Annotated[float, Meta(ge=0, le=1e5)] = 0.0
+    """Watts of the GPUs together above which it rests; 0: no bound."""
+
+
+class NodeSettings(OwnLimits, kw_only=True, forbid_unknown_fields=True):
     """`p2pdiloco node`: a volunteer that trains."""
 
     join: tuple[str, ...] = ()
@@ -85,9 +115,6 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     relay: bool = True
     """Permission to use relays, bounded: to be reached where nobody can dial us, to reach others, to relay
     for them."""
-    max_upload: str = ""
-    """Bits per second that this node may use, such as "20Mbit"; empty: all that the link carries."""
-    max_download: str = ""
     max_memory: str = ""
     """Bytes of payloads that the daemon holds at most, such as "2GiB"; empty: as many as it needs. The model
     itself is apart."""
@@ -122,23 +149,6 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     then."""
     learner_wait_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Seconds without such a program after which the node leaves; 0: never."""
-    min_step_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    """Least seconds of an inner step, on average: for the rest the machine is free, and cool."""
-    max_transfer: str = ""
-    """Bytes both ways in a calendar month, such as "200GB/month"; when they are used up, the node leaves
-    until the month turns. Empty: no bound."""
-    hours: str = ""
-    """Hours in which it trains, by this machine's clock, such as "22-7" or "mon-fri 18-8, sat-sun 0-24";
-    empty: at all times."""
-    when_idle: str = ""
-    """Time for which nobody has used the machine, such as "10min", before it trains; empty: no matter who
-    does."""
-    not_on_battery: bool = False
-    """True: it trains on mains power only."""
-    max_temperature: Annotated[float, Meta(ge=0, le=150)] = 0.0
-    """Degrees Celsius of GPU and CPU above which it rests; 0: no bound."""
-    max_power: Annotated[float, Meta(ge=0, le=1e5)] = 0.0
-    """Watts of the GPUs together above which it rests; 0: no bound."""
     checkpoint_every_s: Seconds = 120.0
     eval_every_s: Seconds = 60.0
     evaluate: Literal["turns", "each"] = "turns"
@@ -155,7 +165,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     (docs/topics/credits.md)."""
 
 
-class BootstrapSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BootstrapSettings(Frozen, kw_only=True, forbid_unknown_fields=True):
     """`p2pdiloco bootstrap`: a well-known address. Trains nothing."""
 
     run: tuple[Path, ...] = ()
@@ -187,18 +197,23 @@ class BootstrapSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return [path for path in self.run if path.name not in ids]
 
 
-class StatusSettings(Struct, frozen=True, kw_only=True):
-    """`p2pdiloco status`."""
+class WatchSettings(Frozen, kw_only=True):
+    """Settings of commands that look at a run."""
 
     join: tuple[str, ...] = ()
     data_dir: Path | None = None
     """Folder of a node or bootstrap that runs here, asked if no peer is named; None: the usual ones."""
     run: str = ""
-    json: bool = False
     timeout_s: float = 20.0
 
 
-class DemoSettings(Struct, frozen=True, kw_only=True):
+class StatusSettings(WatchSettings, kw_only=True):
+    """`p2pdiloco status`."""
+
+    json: bool = False
+
+
+class DemoSettings(Frozen, kw_only=True):
     """`p2pdiloco demo`: a bootstrap and `nodes` nodes as processes on loopback."""
 
     nodes: int = 3
@@ -215,14 +230,14 @@ class DemoSettings(Struct, frozen=True, kw_only=True):
     """Folder for everything that the processes write; None: a temporary one, removed at the end."""
 
 
-class SettingsFile(Struct, frozen=True, forbid_unknown_fields=True):
+class SettingsFile(Frozen, forbid_unknown_fields=True):
     """Schema of a --config file: one file may serve both roles."""
 
     node: NodeSettings = NodeSettings()
     bootstrap: BootstrapSettings = BootstrapSettings()
 
 
-def load_settings_table(path: Path, table: str) -> dict[str, Any]:
+def load_settings_table(path: Path, table: str) -> Values:
     """The keys that the file sets in [node] or [bootstrap]; paths are relative to the file.
 
     Raises:
@@ -301,7 +316,7 @@ def check_node(settings: NodeSettings) -> NodeSettings:
         raise ConfigError(
             "--genesis without --join needs --run-file: there is no peer to get the manifest from"
         )
-    return msgspec.structs.replace(settings, data_dir=expanded(settings.data_dir))
+    return replace(settings, data_dir=expanded(settings.data_dir))
 
 
 def check_bootstrap(settings: BootstrapSettings) -> BootstrapSettings:
@@ -318,7 +333,7 @@ def check_bootstrap(settings: BootstrapSettings) -> BootstrapSettings:
     parse_web(settings.web)
     if settings.web_public and not settings.web:
         raise ConfigError("--web-public says who may see the page, and there is none", "add --web PORT")
-    return msgspec.structs.replace(settings, data_dir=expanded(settings.data_dir))
+    return replace(settings, data_dir=expanded(settings.data_dir))
 
 
 def rates(settings: NodeSettings | BootstrapSettings) -> tuple[float, float]:
@@ -350,33 +365,23 @@ def known_variable(flag: str) -> str:
 # Commands that watch a run or a machine.
 
 
-class TopSettings(Struct, frozen=True, kw_only=True):
+class TopSettings(WatchSettings, kw_only=True):
     """`p2pdiloco top`."""
 
-    join: tuple[str, ...] = ()
-    data_dir: Path | None = None
-    """Folder of a node or bootstrap that runs here, asked if no peer is named; None: the usual ones."""
-    run: str = ""
-    timeout_s: float = 20.0
-    """Time within which somebody must answer at the start."""
     every_s: float = 10.0
     """Seconds between two lines, where there is no terminal."""
 
 
-class DoctorSettings(Struct, frozen=True, kw_only=True):
-    """`p2pdiloco doctor`."""
+class DoctorSettings(WatchSettings, kw_only=True):
+    """Settings of `p2pdiloco doctor`."""
 
-    join: tuple[str, ...] = ()
-    run: str = ""
-    data_dir: Path | None = None
-    """Folder of the node; None: the usual one."""
     json: bool = False
     timeout_s: float = 240.0
     probe_python: str = ""
     """Python of an environment with py-libp2p; empty: no such probe."""
 
 
-class LogToSettings(Struct, frozen=True, kw_only=True):
+class LogToSettings(Frozen, kw_only=True):
     """`p2pdiloco log-to`."""
 
     data_dir: Path = Path("~/.p2pdiloco/node")
@@ -389,19 +394,13 @@ class LogToSettings(Struct, frozen=True, kw_only=True):
     again: bool = False
 
 
-class BoardSettings(Struct, frozen=True, kw_only=True):
+class BoardSettings(WatchSettings, kw_only=True):
     """`p2pdiloco board`."""
 
-    join: tuple[str, ...] = ()
-    data_dir: Path | None = None
-    """Folder of a node or bootstrap that runs here, asked if no peer is named; None: the usual ones."""
-    run: str = ""
     out: Path = Path("board")
     """Folder of the files."""
     every: str = ""
     """Time between two versions of the files, such as 30s; empty: they are written once."""
-    timeout_s: float = 20.0
-    """Time within which somebody must answer."""
 
 
 # Hours of a week.
@@ -415,7 +414,7 @@ _SPAN = re.compile(
 )
 
 
-class Span(Struct, frozen=True):
+class Span(Frozen):
     """Span of time on each of some days; one that ends the next morning belongs to the day of its
     beginning."""
 
@@ -456,16 +455,14 @@ def _span(text: str) -> Span | None:
     first, last = found[1], found[2] or found[1]
     if first is not None and not {first, last} <= set(DAYS):
         return None
-    days = range(7) if first is None else _days(DAYS.index(first), DAYS.index(last))
+    begins = DAYS.index(first or "mon")
+    length = (DAYS.index(last or "sun") - begins) % 7 + 1
     begin, end = (int(found[n]) * 60 + int(found[n + 1] or 0) for n in (3, 5))
     minutes_are_right = int(found[4] or 0) < 60 and int(found[6] or 0) < 60
     if not minutes_are_right or begin >= DAY_MIN or end > DAY_MIN or begin == end:
         return None
-    return Span(tuple(days), begin, (end - begin) % DAY_MIN or DAY_MIN)
-
-
-def _days(first: int, last: int) -> tuple[int, ...]:
-    return tuple((first + n) % 7 for n in range((last - first) % 7 + 1))
+    days = tuple((begins + n) % 7 for n in range(length))
+    return Span(days, begin, (end - begin) % DAY_MIN or DAY_MIN)
 
 
 def next_begin_min(spans: tuple[Span, ...], week_min: int) -> int:
@@ -475,37 +472,17 @@ def next_begin_min(spans: tuple[Span, ...], week_min: int) -> int:
 
 # Limits of a machine's owner.
 
-Text = Annotated[str, Meta(max_length=200)]
 YES, NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0", "")
 NONE = "none"
 """Value that takes a limit away, as the empty one does."""
 _MONTHLY = re.compile(r"\s*/\s*month\s*$", re.IGNORECASE)
 
 
-class OwnLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits as they are written. `NodeSettings` has fields of the same names."""
-
-    max_upload: Text = ""
-    max_download: Text = ""
-    max_transfer: Text = ""
-    """Bytes both ways in a calendar month, such as "200GB/month"."""
-    min_step_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    hours: Text = ""
-    """Hours of the day in which it trains, such as "22-7"."""
-    when_idle: Text = ""
-    """Time for which nobody has used the machine, such as "10min", before it trains."""
-    not_on_battery: bool = False
-    max_temperature: Annotated[float, Meta(ge=0, le=150)] = 0.0
-    """Degrees Celsius of GPU and CPU above which it does not train; 0: no bound."""
-    max_power: Annotated[float, Meta(ge=0, le=1e5)] = 0.0
-    """Watts of the GPUs together above which it does not train; 0: no bound."""
-
-
 FIELDS = tuple(field.name for field in msgspec.structs.fields(OwnLimits))
-DEFAULTS: dict[str, Any] = {name: getattr(OwnLimits(), name) for name in FIELDS}
+DEFAULTS: Values = {name: getattr(OwnLimits(), name) for name in FIELDS}
 
 
-class Bounds(Struct, frozen=True, kw_only=True):
+class Bounds(Frozen, kw_only=True):
     """Limits as numbers; 0, nothing or False is no bound."""
 
     upload_bits_per_s: float
@@ -568,7 +545,7 @@ def changed(limits: OwnLimits, changes: dict[str, str]) -> OwnLimits:
 
     Raises: ConfigError (an unknown name, a value that cannot be).
     """
-    values: dict[str, Any] = {}
+    values: Values = {}
     for given, text in changes.items():
         name = _field(given)
         if name not in FIELDS:

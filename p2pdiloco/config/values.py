@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from p2pdiloco.config.manifest import Key, keys_of, shown, tables_of
 from p2pdiloco.errors import ConfigError
+from p2pdiloco.util import Frozen, Values
 
 MAX_FILE_BYTES = 128 * 1024
 """Room for a manifest of the largest size (`config.manifest`) with its comments."""
@@ -36,7 +37,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return is_whole(value) or isinstance(value, float)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> Values:
     """The file's tables. Raises: ConfigError (as `read_settings` and `parse_toml`)."""
     return parse_toml(path, read_settings(path))
 
@@ -55,7 +56,7 @@ def read_settings(path: Path) -> bytes:
     return data
 
 
-def parse_toml(path: Path, data: bytes) -> dict[str, Any]:
+def parse_toml(path: Path, data: bytes) -> Values:
     """The tables of a file with these bytes. Raises: ConfigError (not UTF-8, or not TOML: names the line)."""
     try:
         return tomllib.loads(data.decode("utf-8-sig"))  # some editors begin with a byte order mark
@@ -389,7 +390,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})")
 EXAMPLES = "for example 8080, [::1]:8080 or 192.168.1.5:8080"
 
 
-class WebAddress(Struct, frozen=True):
+class WebAddress(Frozen):
     """Host and port; port 0 is any that is free."""
 
     host: str

@@ -18,6 +18,7 @@ from statistics import median
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.events import Effect, Persist, Record, Send, UpdateRecord, VoteRecord
 from p2pdiloco.core.api.messages import Message
+from p2pdiloco.core.api.papers import Word
 from p2pdiloco.core.api.reasons import Basis
 from p2pdiloco.core.api.types import Crypto, Reach, Vouch, Wire, signed_bytes
 from p2pdiloco.core.api.versions import MemberList
@@ -68,8 +69,8 @@ class Shared:
         self.notices = notices
         self.out = Outbox()
         self.health = Health()
-        self.papers = Papers(config.run, config.owner, crypto.verify)
-        self.excluded = Excluded(config.run, me, crypto.verify, self.takes_part, self.has_seat)
+        self.papers = Papers(config.run, config.owners, crypto.verify)
+        self.excluded = Excluded(config.run, me, crypto.verify, self._is_known, self.has_seat)
         """Members that are shown to have lied."""
         self.view = View(me, config.timing, self.has_seat, self.excluded)
         self.derived = Derived()
@@ -120,9 +121,22 @@ class Shared:
         """Tell whether that peer has a seat in any fragment, or may have one soon."""
         return any(peer in roster.known for roster in self._rosters)
 
+    def awaits(self, word: Word) -> bool:
+        """Tell whether a seat's word may change the table of any fragment."""
+        return any(roster.awaits(word) for roster in self._rosters)
+
+    @property
+    def told_mark(self) -> int:
+        """Number by which two nodes see whether both know the same proofs and words of seats; 0: of none."""
+        return (self.excluded.mark + self.papers.mark) % (1 << 56)
+
     def takes_part(self, peer: str) -> bool:
         """Tell whether that peer has a seat, or something of it was merged."""
         return self.has_seat(peer) or self.has_mark(peer)
+
+    def _is_known(self, peer: str) -> bool:
+        """Tell whether that peer takes part, or had a seat."""
+        return self.takes_part(peer) or any(roster.marks.seat(peer) for roster in self._rosters)
 
     def confirm(self) -> None:
         """Count this node as a full member from now on."""
@@ -200,14 +214,11 @@ class Shared:
             others = [peer for peer in others if peer not in self.loss_audits]
         return self.derived.of("learners", self.with_me, others) if self.learning else others
 
-    def training(self, now: float) -> int:
-        """Count the learners that train, our own included, which may be about to say so."""
-        return len(self.expected_learners(now)) + (not self.learning)
-
-    @property
-    def expected_members(self) -> int:
-        """Members that the run was to have at its start; 0: nobody knows."""
-        return self.config.expected_members
+    def training(self, now: float) -> tuple[int, int]:
+        """Count the learners that train, all and those with a seat; our own, too, which may be about to say
+        so."""
+        learners = {*self.expected_learners(now), self.me}
+        return len(learners), sum(map(self.has_seat, learners))
 
     def with_me(self, others: list[str]) -> list[str]:
         """List these others and oneself, sorted."""

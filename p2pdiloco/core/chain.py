@@ -19,7 +19,7 @@ from statistics import median_high
 from msgspec import Struct
 
 from p2pdiloco.core.api.config import CoreConfig
-from p2pdiloco.core.api.papers import Paper
+from p2pdiloco.core.api.papers import MAX_PAPERS, Paper, signatures_of
 from p2pdiloco.core.api.reasons import VersionFault
 from p2pdiloco.core.api.types import (
     FULL_TRUST,
@@ -41,6 +41,7 @@ from p2pdiloco.core.api.versions import (
     Plan,
     SignedVersion,
     VersionHeader,
+    leaf_index,
     next_plan,
     plausible_score,
     trust_of,
@@ -501,8 +502,6 @@ MOST_TERMS = 1 << 16
 MOST_VERSIONS = 1 << 40
 MOST_TOKENS = MAX_CONTRIBUTORS * COUNTED_UNITS * (1 + MOST_GAP) * MOST_GROWTH
 """Limit of what one version adds to a chain's tokens, as a multiple of version 0's unit."""
-BEGINNERS = 4
-"""Learners that may have begun since anything of them could be merged."""
 PARTIAL_VERSIONS = 16
 """Versions for which a partial merge may be under way and not know of new seats."""
 MANY_PARTS = 32
@@ -675,17 +674,6 @@ def _usual_length(parts: Sequence[Contributor], period: int) -> float:
     return found[(len(found) - 1) // 2] if found else 0.0
 
 
-def most_learners(number: int, watermarks: Sequence[Watermark], expected: int = 0) -> int:
-    """Number of learners that a run can have at this version: twice those merged lately, and a few that have
-    just begun. Who only says that it trains moves no schedule.
-
-    At first not all have been merged: as many as are `expected` can be there.
-    """
-    lately = (mark.number >= number - LATELY_VERSIONS for mark in watermarks if mark.merges)
-    found = 2 * sum(lately) + BEGINNERS
-    return max(found, expected) if number <= LATELY_VERSIONS else found
-
-
 # --- what is beyond every scale ---------------------------------------------------------------------------
 
 
@@ -752,7 +740,8 @@ def version_fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> Ve
         return VersionFault.FALSE_SCALE
     if header.papers:
         seats = Seating(chain.marks.table, header.number)
-        if header.term == chain.header.term or not all(map(seats.take, header.papers)):
+        many = sum(map(signatures_of, header.papers)) > MAX_PAPERS
+        if many or header.term == chain.header.term or not all(map(seats.take, header.papers)):
             return VersionFault.FALSE_PAPERS
     roster = chain.marks.seats | chain.marks_after(header).seats
     if roster.isdisjoint(part.learner for part in header.contributors):
@@ -803,6 +792,8 @@ def earned(parts: Sequence[Contributor], lasts: Container[bytes]) -> list[int]:
 LATELY_TERMS = 2
 """Terms in whose versions a seat's work was merged to be counted: who works, not who is listed, makes
 groups."""
+AWAKE_VERSIONS = 4
+"""Versions in one of which a seat's work was merged if it is here: a group with none of these is vacant."""
 
 
 def plan_after(parent: VersionHeader, marks: Marks, number: int, config: CoreConfig) -> tuple[int, int]:
@@ -810,5 +801,18 @@ def plan_after(parent: VersionHeader, marks: Marks, number: int, config: CoreCon
 
     Rules: docs/protocol/groups.md, section 1.
     """
-    members = len(marks.seated_since(number - LATELY_TERMS * config.term_versions))
-    return next_plan(parent.epoch, parent.groups, number, members, config.group_size, config.term_versions)
+
+    def vacant(epoch: int, groups: int) -> int:
+        since, fragment = number + 1 - AWAKE_VERSIONS, parent.fragment
+        return _vacant(marks, since, config.run, fragment, epoch, groups) if groups > 1 and since > 0 else 0
+
+    size, term_versions = config.group_size, config.term_versions
+    members = len(marks.seated_since(number - LATELY_TERMS * term_versions))
+    return next_plan(parent.epoch, parent.groups, number, members, size, term_versions, vacant)
+
+
+@lru_cache(REMEMBERED)
+def _vacant(marks: Marks, since: int, run: str, fragment: int, epoch: int, groups: int) -> int:
+    """Count the leaf groups without a seat that was merged in version `since` or later."""
+    awake = marks.seated_since(since)
+    return groups - len({leaf_index(run, fragment, epoch, groups, seat) for seat in awake})

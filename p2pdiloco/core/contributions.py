@@ -187,6 +187,11 @@ class ContributionQueue:
         waits = first is not None and first.state is SendState.COMBINING
         return first if waits and first is not None and first.combine_attempt == attempt else None
 
+    def hurry(self, now: float) -> None:
+        """Wait out no pause: the syncer calls."""
+        for first in list(self._queue)[:1]:
+            first.hurry(now)
+
     def forgive(self, lag_s: float) -> None:
         """Expect everything later by the time in which we did not run."""
         for pending in self._queue:

@@ -22,8 +22,9 @@ from p2pdiloco.core.api.events import (
     UpdateApplied,
     UpdateFetched,
 )
-from p2pdiloco.core.api.evidence import SignedShort, false_label, short_of, two_versions
+from p2pdiloco.core.api.evidence import false_label, short_of, two_versions
 from p2pdiloco.core.api.messages import Sibling, Unbacked
+from p2pdiloco.core.api.papers import Proof, SignedShort
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, Ticket, table_digest
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
@@ -361,6 +362,9 @@ class Follower:
             return
         self._shared.out.put(commit_effect(self._shared, self._chain, self._own, version, event.ticket))
         self._chain.extend(version)
+        for paper in version.header.papers:
+            if isinstance(paper, Proof):
+                self._shared.excluded.found(paper)
         self._moved("apply", version, now)
         self._auditor.applied(version, event.cosine, now)
 

@@ -158,6 +158,7 @@ class Fragment:
             # What we have is on its way or held, and answers the call by itself; or it is in a version that
             # is on its way to us, and this is the call for the next one.
             self._called_early = (sender, call)
+            self.own.hurry(now)
         else:
             self._open_call, self._caller = call, sender
             self._request()

@@ -152,7 +152,7 @@ class Heartbeats:
             reach=shared.reach,
             thin=shared.uplink.thin,
             votes=shared.vote_disk.works,
-            proofs=shared.excluded.mark,
+            proofs=shared.told_mark,
             offices=tuple(
                 [
                     (post.name, f.index, post.office.term)

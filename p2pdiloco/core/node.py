@@ -86,6 +86,7 @@ class Core:
             ev.Tick: self._on_tick,
             ev.PresenceSeen: self._heartbeats.presence,
             ev.Guided: self._on_guided,
+            ev.SayWord: self._on_say,
             ev.ReachChanged: self._heartbeats.reach,
             ev.UplinkMeasured: self._heartbeats.uplink,
             ev.Miscalculates: self._heartbeats.miscalculates,
@@ -122,6 +123,7 @@ class Core:
             msg.Unbacked: self._on_unbacked,
             msg.OfficeQuery: lambda s, m, t: self._at(m.fragment).posts.on_query(s, m),
             msg.Proven: self._gossip.on_proven,
+            msg.Said: self._on_said,
             msg.Sibling: self._gossip.on_sibling,
             msg.Stated: self._hearing.on_stated,
         }
@@ -215,6 +217,8 @@ class Core:
         self._last_poll_s = now
         if self._shared.departed:
             return
+        if self._shared.papers.said:
+            self._shared.papers.forget(lambda word: not self._shared.awaits(word))
         for fragment in self.fragments:
             fragment.poll(now)
         self._departure.poll(now)
@@ -237,6 +241,14 @@ class Core:
             if shared.guidance.fresh and shared.view.progress(peer) is None:
                 self._heartbeats.greet(peer)
         self._poll_all(now)
+
+    def _on_say(self, event: ev.SayWord, now: float) -> None:
+        if self._gossip.say(event, now):
+            self._poll_all(now)
+
+    def _on_said(self, sender: str, message: msg.Said, now: float) -> None:
+        if self._gossip.on_said(sender, message, now):
+            self._poll_all(now)
 
     # --- messages ------------------------------------------------------------------------------------
 

@@ -6,13 +6,19 @@ docs/protocol/audits.md, section 3.
 
 from __future__ import annotations
 
-from p2pdiloco.core.api.events import CastOut, KeepProofs
+from collections import Counter
+
+from msgspec.structs import replace
+
+from p2pdiloco.core.api.events import CastOut, KeepProofs, SayWord
 from p2pdiloco.core.api.evidence import Accusation, Evidence, FalseState, Statement, cause_of
-from p2pdiloco.core.api.messages import Message, Progress, Proven, Sibling, Stated
+from p2pdiloco.core.api.messages import Message, Progress, Proven, Said, Sibling, Stated
+from p2pdiloco.core.api.papers import Word, paper_bytes
 from p2pdiloco.core.api.reasons import MessageFault
 from p2pdiloco.core.audit_state import STATEMENTS
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.fragment import Fragment
+from p2pdiloco.core.seating import NO_SEAT
 from p2pdiloco.util import BoundedDict
 
 TOLD_AT_ONCE = 16
@@ -65,10 +71,37 @@ class Gossip:
         else:
             self._refuse(sender, MessageFault.UNKNOWN_FRAGMENT)
 
+    def on_said(self, sender: str, message: Said, now: float) -> bool:
+        """Take a seat's word, and pass it on. Tell whether it was news."""
+        shared, word = self._shared, message.word
+        if len(word.signatures) != 1 or not (shared.awaits(word) and shared.papers.is_news(word)):
+            return False
+        signed = shared.papers.take([word])
+        if signed:
+            self._tell(message, sender, now)
+        else:
+            self._refuse(sender, MessageFault.FALSE_STATEMENT)
+        return signed
+
+    def say(self, event: SayWord, now: float) -> bool:
+        """Say what our person wants said of a seat, in the words of whoever said the same before."""
+        shared = self._shared
+        said, kind = shared.papers.said, (event.seated, event.replaces)
+        seats = [fragment.chain.marks.seat(event.peer) or NO_SEAT for fragment in self._fragments]
+        number, turn = max((seat.word, seat.turn) for seat in seats)
+        if before := said.get((shared.me, event.peer)):
+            turn = max(turn, before.turn)
+        same = [w for (_, peer), w in said.items() if peer == event.peer and (w.seated, w.replaces) == kind]
+        alike = Counter(replace(w, signatures=()) for w in same if w.turn > turn)
+        new = Word(shared.config.run, event.peer, number, event.seated, event.replaces, turn + 1)
+        word = max(alike, key=lambda each: (alike[each], -each.turn), default=new)
+        signed = replace(word, signatures=((shared.me, shared.crypto.sign(paper_bytes(word))),))
+        return self.on_said(shared.me, Said(signed), now)
+
     def heard(self, sender: str, message: Progress, now: float) -> None:
         """Tell a member that excludes others than we do whom we exclude, and let it tell us."""
         said = message.proofs
-        if said == self._excluded.mark or sender in self._excluded:
+        if said == self._shared.told_mark or sender in self._excluded:
             return
         if self._shared.view.progress(sender) is None:
             return
@@ -84,13 +117,13 @@ class Gossip:
         self._told[sender] = now + pause_s, min(2 * pause_s, LONGEST_S), state
         if said:
             self._shared.notices.greet(sender)  # it need not hear us otherwise
-        proofs = self._excluded.proofs
-        if not proofs:
+        news = [*map(telling, self._excluded.proofs), *map(Said, self._shared.papers.said.values())]
+        if not news:
             return
-        first = self._turn % len(proofs)
+        first = self._turn % len(news)
         self._turn = first + TOLD_AT_ONCE
-        for proof in (proofs + proofs)[first : first + min(TOLD_AT_ONCE, len(proofs))]:
-            self._shared.out.send(sender, telling(proof))
+        for each in (news + news)[first : first + min(TOLD_AT_ONCE, len(news))]:
+            self._shared.out.send(sender, each)
 
     def refuses(self, sender: str, now: float) -> bool:
         """Tell whether nothing that this peer says is to be heard. It is told why, now and then."""
@@ -133,14 +166,17 @@ class Gossip:
         if culprit == shared.me:
             shared.out.put(CastOut(proof.words(), cause_of(proof)))
             return True
-        for peer in audience(shared, now):
-            if peer != giver:  # but its author: it may not know that a copy of it runs
-                shared.out.send(peer, telling(proof))
+        self._tell(telling(proof), giver, now)  # its author, too: it may not know that a copy of it runs
         shared.exclude(culprit, now)
         for fragment in self._fragments:
             fragment.follower.heads.gone(culprit)
             fragment.touch()
         return True
+
+    def _tell(self, news: Message, giver: str, now: float) -> None:
+        for peer in audience(self._shared, now):
+            if peer != giver:
+                self._shared.out.send(peer, news)
 
 
 NEAR = 8

@@ -14,31 +14,50 @@ Rules: docs/protocol/seats.md, section 3.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 
-from p2pdiloco.core.api.papers import MAX_PAPERS, Admission, Paper, Word, is_sound
+from msgspec.structs import replace
+
+from p2pdiloco.core.api.evidence import Evidence, fingerprint
+from p2pdiloco.core.api.papers import (
+    MAX_PAPERS,
+    RECOVERY_FROM,
+    Admission,
+    Paper,
+    Proof,
+    Word,
+    is_sound,
+    signatures_of,
+)
 from p2pdiloco.core.api.types import Verify
 from p2pdiloco.core.chain import LATELY_VERSIONS, Chain, Marks
 from p2pdiloco.core.members import Derived
-from p2pdiloco.core.seating import LINK_PLACES, Seating
+from p2pdiloco.core.seating import LINK_PLACES, NO_SEAT, Seating, deputies, is_next
 from p2pdiloco.util import BoundedDict
 
 MAX_HELD = 4096
 """Papers of each kind that a node holds."""
+MAX_SAID = 64
+"""Words of one seat that a node holds."""
 
 
 class Papers:
-    """Papers that this node holds: of every peer the owner's newest word, and its admissions.
+    """Papers that this node holds: of every peer the owner's newest word, what seats say of it, and its
+    admissions.
 
     They are sets: whoever holds the same papers counts the same, in whatever order they came.
     """
 
-    def __init__(self, run: str, owner: str, verify: Verify) -> None:
-        self._run, self._owner, self._verify = run, owner, verify
+    def __init__(self, run: str, owners: Sequence[str], verify: Verify) -> None:
+        self._run, self._owners, self._verify = run, owners, verify
         self.words: BoundedDict[str, Word] = BoundedDict(MAX_HELD)
+        self.said: dict[tuple[str, str], Word] = {}
+        """Newest word of each seat on each peer, by author and peer."""
         self.admissions: BoundedDict[tuple[str, str], Admission] = BoundedDict(MAX_HELD)
         """Admissions by peer and key of the invite: anybody can admit anybody by an invite of its own, and is
         not to put another's out by that."""
+        self.mark = 0
+        """Number that says which words of seats are here (`fingerprint`)."""
         self.news: object = None
         """Another object whenever there is another paper."""
 
@@ -46,24 +65,53 @@ class Papers:
         """Hold these, as far as they are sound and new. Tell whether any is."""
         before = self.news
         for paper in papers:
-            if not self._is_news(paper) or not self.signed(paper):
-                continue
-            if isinstance(paper, Admission):
-                self.admissions[paper.peer, paper.grant.key] = paper
-            else:
-                self.words[paper.peer] = paper
-            self.news = object()
+            if self.is_news(paper) and self.signed(paper):
+                self._keep(paper)
         return self.news is not before
 
-    def _is_news(self, paper: Paper) -> bool:
+    def _keep(self, paper: Paper) -> None:
+        if isinstance(paper, Admission):
+            self.admissions[paper.peer, paper.grant.key] = paper
+        elif isinstance(paper, Word) and paper.turn:
+            self._say({**self.said, (paper.signatures[0][0], paper.peer): paper})
+        elif isinstance(paper, Word):
+            self.words[paper.peer] = paper
+        self.news = object()
+
+    def is_news(self, paper: Paper) -> bool:
+        """Tell whether a paper would be held, if it is signed."""
         if isinstance(paper, Admission):
             return self.admissions.get((paper.peer, paper.grant.key)) != paper
-        known = self.words.get(paper.peer)
-        return known is None or (paper.number, paper.signature) > (known.number, known.signature)
+        if not isinstance(paper, Word) or len(paper.signatures) != 1:
+            return False
+        author, known = paper.signatures[0][0], self.words.get(paper.peer)
+        if paper.turn:
+            known = self.said.get((author, paper.peer))
+            if known is None and sum(by == author for by, _ in self.said) >= MAX_SAID:
+                return False
+        if known is None or paper.order != known.order:
+            return known is None or paper.order > known.order
+        return not paper.turn and paper.signatures > known.signatures
+
+    def forget(self, outdated: Callable[[Word], bool]) -> None:
+        """Drop the words of seats that can change nothing any more."""
+        self._say({key: word for key, word in self.said.items() if not outdated(word)})
+
+    def _say(self, said: dict[tuple[str, str], Word]) -> None:
+        self.said = said
+        self.mark = fingerprint({word.signatures[0][1].hex() for word in said.values()})
+
+    def joint(self) -> list[Word]:
+        """List all words: the owner's, and those of seats, each with all its authors."""
+        authors: dict[Word, list[tuple[str, bytes]]] = {}
+        for word in self.said.values():
+            authors.setdefault(replace(word, signatures=()), []).extend(word.signatures)
+        joined = (replace(word, signatures=tuple(sorted(by)[:MAX_PAPERS])) for word, by in authors.items())
+        return [*self.words.values(), *joined]
 
     def signed(self, paper: Paper) -> bool:
-        """Tell whether the run's owner, or an invite of its, has signed a paper."""
-        return bool(self._owner) and is_sound(paper, self._run, self._owner, self._verify)
+        """Tell whether a paper is what it says it is (`is_sound`)."""
+        return is_sound(paper, self._run, self._owners, self._verify)
 
 
 class Roster:
@@ -102,9 +150,22 @@ class Roster:
 
     def _newer(self, marks: Marks) -> list[Word]:
         """List the words that the table does not know yet, in the order of their numbers."""
-        heard = {peer: seat.word for peer in self._papers.words if (seat := marks.seat(peer))}
-        words = (word for peer, word in self._papers.words.items() if word.number > heard.get(peer, 0))
-        return sorted(words, key=lambda word: (word.number, word.peer))
+        words = [word for word in self._papers.joint() if _may_follow(word, marks)]
+        if any(word.number >= RECOVERY_FROM for word in words):  # a thief's words come before it by number
+            words = [word for word in words if word.turn or word.number >= RECOVERY_FROM]
+        return sorted(words, key=lambda word: (word.order, word.peer))
+
+    def awaits(self, word: Word) -> bool:
+        """Tell whether a word of a seat may change the table: its author is a deputy, or gives its own seat
+        up."""
+        marks, (author, _) = self._chain.marks, word.signatures[0]
+        leaves = author == word.peer and not word.seated and author in marks.seats
+        return (leaves or author in self.deputies) and _may_follow(word, marks)
+
+    @property
+    def deputies(self) -> frozenset[str]:
+        """Seats of which more than half say what the owner may say of seats."""
+        return self._derived.of("deputies", lambda marks: deputies(marks.table), self._chain.marks)
 
     @property
     def entering(self) -> frozenset[str]:
@@ -132,6 +193,12 @@ class Roster:
     def _known(self, marks: Marks, _news: object) -> frozenset[str]:
         return frozenset().union(*self._ahead, self._invited(marks, marks))
 
+    def awaits_word(self, peer: str) -> bool:
+        """Tell whether that peer works, and gets a seat by a word only: it never had one, no invite gives it
+        one, and the owner has said nothing of it yet."""
+        unnamed = peer not in self.known and peer not in self._papers.words
+        return unnamed and self.attends(peer) and self._chain.marks.seat(peer) is None
+
     def _invited(self, marks: Marks, after: Marks) -> list[str]:
         """List those whom invites may seat in the places that are left: whoever has worked by that table, the
         first one first. Of others nobody knows the order, so they are none where they are too many."""
@@ -150,18 +217,21 @@ class Roster:
         found = [peer for _, peer in worked]
         return found[:left] if len(invited) > left else [*found, *(p for p in invited if p not in found)]
 
-    def to_carry(self, number: int, after: Marks) -> tuple[Paper, ...]:
+    def to_carry(self, number: int, after: Marks, proofs: Iterable[Evidence]) -> tuple[Paper, ...]:
         """Choose the papers for version `number` of ours, which begins a term. `after`: its table without
         them. An invite seats whoever has worked, the first one first."""
         seats = Seating(self._chain.marks.table, number)
+        worked = [peer for peer in self._invited(self._chain.marks, after) if peer in after]
+        shown = self._papers.admissions
+        admissions = [shown[key] for peer in worked for key in sorted(shown) if key[0] == peer]
+        papers = [*(proof for proof in proofs if isinstance(proof, Proof)), *self._newer(after), *admissions]
         found: list[Paper] = []
-        found += [word for word in self._newer(after) if seats.take(word)]
-        invited = [peer for peer in self._invited(self._chain.marks, after) if peer in after]
-        for invitee in invited:
-            keys = sorted(key for key in self._papers.admissions if key[0] == invitee)
-            admissions = [self._papers.admissions[key] for key in keys]
-            found += [admission for admission in admissions if seats.take(admission)]
-        return tuple(found[:MAX_PAPERS])
+        room = MAX_PAPERS
+        for paper in papers:
+            if room >= signatures_of(paper) and seats.take(paper):
+                room -= signatures_of(paper)
+                found.append(paper)
+        return tuple(found)
 
     # --- lists of members ------------------------------------------------------------------------------
 
@@ -191,6 +261,11 @@ class Roster:
         counts it, and rounds that called it in vain wait for it no more."""
         marks = self._chain.marks
         return learner in marks and marks.number(learner) >= self._chain.head.number - LATELY_VERSIONS
+
+
+def _may_follow(word: Word, marks: Marks) -> bool:
+    seat = marks.seat(word.peer) or NO_SEAT
+    return is_next(word, seat) if word.turn else word.number > seat.word
 
 
 def _among(peers: list[str], seats: Container[str]) -> list[str]:

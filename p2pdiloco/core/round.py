@@ -532,7 +532,7 @@ class Attendance:
         coming = [
             held.child for held in self._inbox.starting()
         ]  # also whose heartbeats its upload keeps back
-        expected = self._electorate.expected(now)
+        expected = [child for child in self._electorate.expected(now) if self._inbox.in_turn(child, now)]
         if self._in_vain:
             expected = [child for child in expected if not self._ghost(child)]
         return [child for child in dict.fromkeys([*expected, *coming]) if child not in have]

@@ -5,21 +5,31 @@ Rules: docs/protocol/seats.md, section 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.papers import Admission, Paper, Word
+from p2pdiloco.core.api.papers import (
+    MAX_PAPERS,
+    RECOVERY_FROM,
+    Admission,
+    Paper,
+    Proof,
+    Word,
+    leaps,
+)
 from p2pdiloco.core.api.types import NEVER, Seat, Watermark
 
 LINK_PLACES = 6
 """Places that a chain ever has up to which invites fill them; later ones wait for the owner's word: whoever
 holds an invite for several can use all of it alone."""
-LEAP = 1024
-"""Limit by which the number of a word is above the highest before it: numbers end, and a thief of the owner's
-key would else say the last one."""
 ENDS_SHARE, ENDS_VERSIONS = 5, 64
-"""Limit of ends: one seat of so many, and one at least, in that many versions."""
+"""Limit of ends by the owner's words: one seat of so many, and one at least, in that many versions."""
+TURNS = 4
+"""Limit by which the turn of a word of seats is above the last one: fragments may differ by some, and whoever
+says more is heard no further."""
+MAX_DEPUTIES = MAX_PAPERS
+NO_SEAT = Seat(0)
 
 
 class Seating:
@@ -29,15 +39,16 @@ class Seating:
     one is refused.
     """
 
-    def __init__(self, table: Iterable[Watermark], number: int) -> None:
+    def __init__(self, table: Sequence[Watermark], number: int) -> None:
         """`number`: the version that carries the papers; `table`: its parent's."""
         self._number = number
         self._seats = {mark.learner: mark.seat for mark in table if mark.seat}
         since = max(0, number - ENDS_VERSIONS)
-        ended = sum(seat.ended > since for seat in self._seats.values() if seat.place)
+        ended = sum(seat.ended > since and not seat.turn for seat in self._seats.values() if seat.place)
         self._may_end = max(1, len(self.standing) // ENDS_SHARE) - ended
         self._highest = max((seat.word for seat in self._seats.values()), default=0)
         self._places = max((seat.place for seat in self._seats.values()), default=0)
+        self._deputies = deputies(table)
         self._by_link = False
         self._changed: set[str] = set()
 
@@ -48,43 +59,72 @@ class Seating:
 
     def take(self, paper: Paper) -> bool:
         """Let a paper change the seats. False: it does not."""
-        return self._admit(paper) if isinstance(paper, Admission) else self._hear(paper)
+        if isinstance(paper, Admission):
+            return self._admit(paper)
+        return self._hear(paper) if isinstance(paper, Word) else self._convict(paper)
 
     def _admit(self, paper: Admission) -> bool:
-        """Seat somebody by an invite: one in a term, in the first places only, as often as it has uses."""
+        """Seat somebody by an invite: one in a term, in the first places only, as often as it has uses; none
+        once the recovery key has spoken."""
         grant, used = paper.grant, sum(seat.key == paper.grant.key for seat in self._seats.values())
         barred = paper.peer in self._seats or grant.key in self._seats or self._by_link
-        if barred or self._places >= LINK_PLACES or used >= grant.uses:
+        late = self._places >= LINK_PLACES or self._highest >= RECOVERY_FROM
+        if barred or late or used >= grant.uses:
             return False
         self._by_link = True
-        self._give(paper.peer, grant.key, 0)
+        self._give(paper.peer, grant.key)
+        return True
+
+    def _convict(self, proof: Proof) -> bool:
+        """End the seat of whoever has lied."""
+        seat = self._seats.get(proof.culprit(), NO_SEAT)
+        if not stands(seat):
+            return False
+        self._set(proof.culprit(), replace(seat, ended=self._number, turn=seat.turn + 1))
         return True
 
     def _hear(self, word: Word) -> bool:
-        seat = self._seats.get(word.peer)
-        if word.number <= (seat.word if seat else 0) or word.number > self._highest + LEAP:
+        seat = self._seats.get(word.peer, NO_SEAT)
+        losing = word.replaces if word.seated else word.peer
+        lost = self._seats.get(losing, NO_SEAT)
+        if not (self._may_seats(word, seat) if word.turn else self._may_owner(word, seat, stands(lost))):
             return False
-        replaced = self._seats.get(word.replaces)
-        ends = [seat] if seat and not word.seated else []
-        ends += [replaced] if word.seated and replaced else []
-        ends = [each for each in ends if stands(each)]
-        if ends and len(ends) > self._may_end:
-            return False
-        self._may_end -= len(ends)
-        if word.seated and replaced and stands(replaced):
-            self._set(word.replaces, replace(replaced, ended=self._number))
+        if stands(lost):
+            order = (lost.word, lost.turn + 1) if word.turn else (word.number, 0)
+            self._set(losing, replace(lost, ended=self._number, word=order[0], turn=order[1]))
+        if word.seated and not stands(self._seats.get(word.peer, NO_SEAT)):
+            self._give(word.peer)
+        seat = self._seats.get(word.peer) or Seat(0, ended=self._number)
+        self._set(word.peer, replace(seat, word=word.number, turn=word.turn))
         if not word.seated:
-            self._set(word.peer, replace(seat or Seat(0), word=word.number, ended=self._number))
-        elif seat and stands(seat):
-            self._set(word.peer, replace(seat, word=word.number))
-        else:
-            self._give(word.peer, "", word.number)
+            self._end_invited(word.peer)
+        return True
+
+    def _end_invited(self, key: str) -> None:
+        """End the seats that an invite gave and that no word has named."""
+        for peer, seat in self._seats.items():
+            if seat.key == key and stands(seat) and not (seat.word or seat.turn):
+                self._set(peer, replace(seat, ended=self._number, turn=1))
+
+    def _may_owner(self, word: Word, seat: Seat, ends: bool) -> bool:
+        """Tell whether the owner's word counts: its number is one of the next, and it ends no more than it
+        may. Once the recovery key has spoken, the owner's key says nothing."""
+        barred = word.number <= seat.word or self._highest >= RECOVERY_FROM > word.number
+        if barred or leaps(word.number, self._highest) or (ends and self._may_end < 1):
+            return False
+        self._may_end -= ends
         self._highest = max(self._highest, word.number)
         return True
 
-    def _give(self, peer: str, key: str, word: int) -> None:
+    def _may_seats(self, word: Word, seat: Seat) -> bool:
+        """Tell whether a word of seats counts: it is most deputies', or its own of the seat that it ends."""
+        leaves = word.peer in word.authors and stands(seat) and not word.seated
+        most = 2 * len(word.authors & self._deputies) > len(self._deputies)
+        return (most or leaves) and is_next(word, seat)
+
+    def _give(self, peer: str, key: str = "") -> None:
         self._places += 1
-        self._set(peer, Seat(self._places, self._number, key, word))
+        self._set(peer, Seat(self._places, self._number, key))
 
     def _set(self, peer: str, seat: Seat) -> None:
         self._seats[peer] = seat
@@ -102,3 +142,15 @@ class Seating:
 def stands(seat: Seat) -> bool:
     """Tell whether a seat stands: it has a place, and has not ended."""
     return seat.place > 0 and not seat.ended
+
+
+def is_next(word: Word, seat: Seat) -> bool:
+    """Tell whether a word of seats may follow what is known of a seat, and says something else."""
+    follows = word.number == seat.word and seat.turn < word.turn <= seat.turn + TURNS
+    return follows and word.seated != stands(seat)
+
+
+def deputies(table: Iterable[Watermark]) -> frozenset[str]:
+    """Find the seats of a table of which more than half say what the owner may say of seats: the oldest."""
+    standing = ((mark.seat.place, mark.learner) for mark in table if mark.seat and stands(mark.seat))
+    return frozenset(peer for _, peer in sorted(standing)[:MAX_DEPUTIES])

@@ -55,6 +55,7 @@ from p2pdiloco.core.base import Shared
 from p2pdiloco.core.chain import Chain, Marks, limits_after, plan_after, scale_after, stamp_follows
 from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions import ContributionQueue, commit_effect
+from p2pdiloco.core.members import Derived
 from p2pdiloco.core.pending import signed_by_learners
 from p2pdiloco.util import BoundedDict
 
@@ -195,6 +196,7 @@ class Inbox:
         """Children whose last payload did not come."""
         self._faults: BoundedDict[str, tuple[bytes, Verdict]] = BoundedDict(MAX_NOTED)
         """Digest of each child's newest payload in which a merge found a fault, and which."""
+        self._derived = Derived()
 
     def judge(
         self, signed: SignedOffer, sender: str, holding: bool, open_: bool, now: float
@@ -220,6 +222,10 @@ class Inbox:
     def fits(self, held: Held) -> bool:
         """Tell whether the chain contains nothing of it, and everything that comes before it."""
         return all(self._chain.marks.stamp(p.learner) == p.after for p in held.parts)
+
+    def in_turn(self, child: str, now: float) -> bool:
+        """Tell whether the next version waits for that child, and takes what it has."""
+        return True
 
     def arriving(self, transfer: int) -> Held | None:
         """Find the offer whose payload comes by this transfer."""
@@ -340,7 +346,7 @@ class LearnerInbox(Inbox):
             return Verdict.FALSE_STAMP
         if self._is_copy(header):
             return Verdict.COPY
-        return self._judge_place(header)
+        return self._judge_place(header, now)
 
     def fits(self, held: Held) -> bool:
         """Tell whether it follows from the chain as of any inbox, and is no copy of what was merged, or came,
@@ -355,10 +361,10 @@ class LearnerInbox(Inbox):
         others = (held.header.payload_digest for held in here if held.child != header.learner)
         return self._chain.marks.is_copy(header.payload_digest) or header.payload_digest in others
 
-    def _judge_place(self, header: ContributionHeader) -> Verdict | None:
-        held = self._held.get(header.learner)
+    def _judge_place(self, header: ContributionHeader, now: float) -> Verdict | None:
+        held, learner = self._held.get(header.learner), header.learner
         if held is None or not isinstance(held.header, ContributionHeader):
-            return None if self._has_room(header.learner) else Verdict.FULL
+            return None if self._has_room(learner) and self.in_turn(learner, now) else Verdict.FULL
         if held.header.stamp == header.stamp:
             return Verdict.ALREADY_HELD if held.ticket is not None else Verdict.IN_TRANSFER
         # Of an earlier life of the learner: that one is merged first, both are its own work.
@@ -369,6 +375,21 @@ class LearnerInbox(Inbox):
         if learner in seats:
             return len(self._held) < room
         return 2 * sum(child not in seats for child in self._held) < room
+
+    def in_turn(self, child: str, now: float) -> bool:
+        known, newest = self._context.roster.known, self._chain.marks.number(child)
+        return child in known or newest <= self._chain.head.number - self._pause(now)
+
+    def _pause(self, now: float) -> int:
+        """Compute how many versions a learner without a seat lets pass after one with its work, so that all
+        such learners here have their turns in the room for them."""
+        live, roster = self._context.leaf.electorate.expected(now), self._context.roster
+        return self._derived.of("pause", self._count_pause, live, roster.known, roster.marks)
+
+    def _count_pause(self, live: list[str], known: frozenset[str], _marks: Marks) -> int:
+        guests, room = [each for each in live if each not in known], ROOM * self._shared.config.group_size
+        lately = sum(map(self._context.roster.attends, guests))
+        return min(lately, len(guests) - 1) // (room // 2)
 
     def add(self, signed: SignedOffer, transfer: int, in_time: bool, now: float) -> Held:
         assert isinstance(signed, SignedContribution)
@@ -561,7 +582,7 @@ class Publisher:
         papers: tuple[Paper, ...] = ()
         marks = self._chain.marks.after(event.number, parts)
         if event.term != self._chain.header.term:
-            papers = self._context.roster.to_carry(event.number, marks)
+            papers = self._context.roster.to_carry(event.number, marks, self._shared.excluded.proofs)
             marks = self._chain.marks.after(event.number, parts, papers)
         if (self._chain.marks.seats | marks.seats).isdisjoint(part.learner for part in parts):
             self._drop_spare()  # papers came, or its seat's work dropped out, since the round closed

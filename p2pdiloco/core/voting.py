@@ -10,8 +10,8 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.events import Effect, VoteRecord
-from p2pdiloco.core.api.evidence import TwoVotes
 from p2pdiloco.core.api.messages import VoteRefused, VoteRequest
+from p2pdiloco.core.api.papers import TwoVotes
 from p2pdiloco.core.api.reasons import MessageFault, VoteRefusal
 from p2pdiloco.core.api.types import MAX_VOTES, WHOLE_RUN, Certificate, Head, Vote, VoteBody
 from p2pdiloco.core.candidates import Candidates

@@ -30,22 +30,33 @@ from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.config.values import expanded
 from p2pdiloco.core.api.evidence import Evidence
-from p2pdiloco.core.api.papers import MAX_USES, Admission, Grant, admission_fault, grant_fault
+from p2pdiloco.core.api.papers import (
+    MAX_USES,
+    RECOVERY_FROM,
+    Admission,
+    Grant,
+    admission_fault,
+    grant_fault,
+    leaps,
+    paper_bytes,
+)
 from p2pdiloco.core.api.reasons import AdmissionFault, Unheard
 from p2pdiloco.core.api.types import PeerId, Signature, Wire
-from p2pdiloco.core.seating import LEAP
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LISTING_BYTES, LISTING_S, Budget, Enough
 from p2pdiloco.daemon.notice import (
     NOTICE_WORDS,
+    Invite,
     Notice,
     admission,
     encode_notice,
     grant,
     is_true_notice,
     load_notice,
+    may_follow,
     notice_figures,
     save_notice,
+    signed,
 )
 from p2pdiloco.daemon.run_files.known_runs import (
     PublishedRun,
@@ -66,6 +77,7 @@ from p2pdiloco.daemon.wire import (
     NoticeAnswer,
     NoticeQuery,
     ShowAdmission,
+    ShowPass,
 )
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, TransportError, UserError, clean
 from p2pdiloco.identity import Identity, verify
@@ -81,7 +93,8 @@ class Charter(Struct, frozen=True):
     """Terms of a run on its members: whose it is, and who may be one."""
 
     run: str
-    owner: str
+    owners: tuple[str, ...]
+    """Keys by which the owner's papers are judged (`core.api.papers.owner_of`)."""
     mode: Literal["open", "invite", "list"] = "open"
 
 
@@ -123,25 +136,26 @@ class Membership:
         settled: Callable[[], bool],
         on_news: Callable[[], None] = lambda: None,
         proof_of: Callable[[str], Evidence | None] = lambda _peer: None,
+        has_seat: Callable[[str], bool] = lambda _peer: False,
         proven: Callable[[str, Evidence], None] = lambda _peer, _proof: None,
     ) -> None:
-        """`worked`, `settled`, `proof_of`: see `Register`. `on_news` is called when there is a newer notice,
-        or somebody else was admitted; `proven` when a peer shows why it excludes us.
+        """`worked`, `settled`, `proof_of`, `has_seat`: see `Register`. `on_news` is called when there is a
+        newer notice, or somebody else was admitted; `proven` when a peer shows why it excludes us.
 
         Raises: StorageError, UserError (this node has no invite where one is needed).
         """
         self._folder = run_folder(data_dir, run.id)
         self._news = asyncio.Event()
-        self._one_at_a_time = asyncio.Lock()
+        self.one_at_a_time = asyncio.Lock()
+        """Lock of whoever writes the notice's file."""
         self._saving: asyncio.Task[None] | None = None
         """Saving of the newest notice."""
         self._notice_is_new = self._register_is_new = False
         self._me, self._name = transport.peer_id, run.name
         self._on_news = on_news
-        owner = run.signed.owner
-        charter = Charter(run.id, owner, run.manifest.admission.mode)
-        self.register = Register(charter, worked, settled, proof_of=proof_of)
-        notice = load_notice(self._folder, run.id, owner)
+        charter = Charter(run.id, run.owners, run.manifest.admission.mode)
+        self.register = Register(charter, worked, settled, proof_of=proof_of, has_seat=has_seat)
+        notice = load_notice(self._folder, run.id, charter.owners)
         if notice is not None:
             self.register.take_notice(notice)
         for shown in self._load():
@@ -153,6 +167,8 @@ class Membership:
                 "ask the run's owner for one, who makes it with `p2pdiloco invite`: p2pdiloco node INVITE",
             )
         self._grant = ours.grant if ours is not None else None
+        if charter.mode == "open" and self._grant is not None and self._grant.key not in run.owners:
+            logger.info("run %s is open: it asks for no invite, and this node's gives it no seat", run.name)
         if ours is not None:
             self.register.take(transport.peer_id, ours, vouched=True)
         self.gate = Gate(self.register, ours, self._changed)
@@ -179,19 +195,19 @@ class Membership:
         assert notice is not None
         figures = {"number": notice.sequence, **notice_figures(notice)}
         logger.info("the run's owner has a new notice, number %(number)d: " + NOTICE_WORDS, figures)
-        fault = self.register.would_take(self._me, self._grant)
-        if fault is not None:
-            logger.error("%s: nobody of run %s takes anything from this node", fault, self._name)
 
     async def _save_notice(self) -> None:
         """Save the newest notice, after those before it."""
-        async with self._one_at_a_time:
+        async with self.one_at_a_time:
             notice = self.register.notice
             assert notice is not None
             try:
                 await asyncio.to_thread(save_notice, self._folder, notice)
             except (StorageError, UserError) as error:
                 logger.warning("%s", error)
+        fault = self.register.would_take(self._me, self._grant)  # the chain knows of ended seats by now
+        if fault is not None:
+            logger.error("%s: nobody of run %s takes anything from this node", fault, self._name)
 
     async def close(self) -> None:
         """Save what is not saved yet."""
@@ -252,9 +268,12 @@ class Register:
         settled: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.time,
         proof_of: Callable[[str], Evidence | None] = lambda _peer: None,
+        has_seat: Callable[[str], bool] = lambda _peer: False,
     ) -> None:
         """`worked`: tells whether our chain has a mark of the peer; `settled`: whether we have a chain that
-        others confirm. `clock`: Unix time. `proof_of`: finds the proof for which a peer is excluded."""
+        others confirm. `clock`: Unix time. `proof_of`: finds the proof for which a peer is excluded.
+        `has_seat`: tells whether our chain, and the words that count, give a peer a seat: until that ends no
+        ban or revocation puts it out, or a thief of the owner's key would put out all at once."""
         self.charter = charter
         self.notice: Notice | None = None
         self._worked = worked
@@ -262,12 +281,13 @@ class Register:
         self._provisional: set[str] = set()
         """Peers whose invite had expired when we saw them first, as newcomers."""
         self._clock = clock
-        self.proof_of = proof_of
+        self.proof_of, self._has_seat = proof_of, has_seat
         self._by_peer: dict[str, Admission] = {}
         self._users: dict[str, set[str]] = {}
         """Peers that were admitted by each grant's key, as far as we know."""
         self._banned: frozenset[str] = frozenset()
         self._revoked: frozenset[str] = frozenset()
+        self._closed_keys: frozenset[str] = frozenset()
         self._listed: frozenset[str] = frozenset()
 
     @property
@@ -276,9 +296,21 @@ class Register:
         return self.notice.sequence if self.notice is not None else 0
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys that sign grants: once the recovery key has spoken, it alone."""
+        owners = self.charter.owners
+        return owners if self.sequence < RECOVERY_FROM else owners[1:]
+
+    @property
     def admissions(self) -> list[Admission]:
         """Admissions that were taken for good, in the order in which they came."""
-        return [shown for peer, shown in self._by_peer.items() if not self._in_doubt(peer)]
+        return [
+            shown for peer, shown in self._by_peer.items() if self._is_in(peer) and not self._in_doubt(peer)
+        ]
+
+    def _is_in(self, peer: str) -> bool:
+        shown = self._by_peer.get(peer)
+        return shown is not None and (shown.grant.key not in self._revoked or self._has_seat(peer))
 
     def _in_doubt(self, peer: str) -> bool:
         return peer in self._provisional and not self._worked(peer)
@@ -289,13 +321,13 @@ class Register:
 
     def fault(self, peer: str) -> AdmissionFault | None:
         """Say why a peer is not admitted; None: it is."""
-        if peer in self._banned:
-            return AdmissionFault.BANNED
         if self.proof_of(peer) is not None:
             return AdmissionFault.EXCLUDED
+        if peer in self._banned and not self._has_seat(peer):
+            return AdmissionFault.BANNED
         if self.charter.mode == "open":
             return None
-        if peer in self._by_peer and not (self._in_doubt(peer) and self._settled()):
+        if self._is_in(peer) and not (self._in_doubt(peer) and self._settled()):
             return None
         if self.charter.mode == "list":
             return None if peer in self._listed else AdmissionFault.NOT_LISTED
@@ -320,7 +352,7 @@ class Register:
             return standing
         if self._by_peer.get(peer) == shown and not self._in_doubt(peer):
             return standing
-        fault = admission_fault(shown, peer, self.charter.run, self.charter.owner, verify)
+        fault = admission_fault(shown, peer, self.charter.run, self.keys, verify)
         fault = fault or self._closed(shown.grant, peer, vouched)
         if fault is not None:
             return fault if standing is not None else None
@@ -329,7 +361,7 @@ class Register:
             self._users[before.grant.key].discard(peer)
         self._by_peer[peer] = shown
         self._provisional.discard(peer)
-        if self._is_over(shown.grant) and not vouched:
+        if self._over(shown.grant) is not None and not vouched:
             self._provisional.add(peer)
         self._users.setdefault(shown.grant.key, set()).add(peer)
         return None
@@ -339,15 +371,22 @@ class Register:
         standing = self.fault(peer)
         if standing is None or self.is_banned(peer) or grant is None:
             return standing
-        fault = grant_fault(grant, self.charter.run, self.charter.owner, verify)
+        fault = grant_fault(grant, self.charter.run, self.keys, verify)
         if fault is None and self.charter.mode == "list":
             return standing
         return fault or self._closed(grant, peer, False)
 
+    def read_fault(self, shown: ShowPass) -> AdmissionFault | None:
+        """Say why whoever shows this signed pass may not read (any more); None: it may. A used-up invite
+        lets read on."""
+        if shown.grant is None or self.charter.mode != "invite":
+            return None if shown.by in self.keys else self.fault(shown.by)
+        return grant_fault(shown.grant, self.charter.run, self.keys, verify) or self._over(shown.grant)
+
     def _matters(self, shown: Admission) -> bool:
         """Tell whether the run's mode asks for it: of a list, only the owner's own nodes have admissions."""
         mode = self.charter.mode
-        return mode == "invite" or (mode == "list" and shown.grant.key == self.charter.owner)
+        return mode == "invite" or (mode == "list" and shown.grant.key in self.keys)
 
     def _closed(self, grant: Grant, peer: str, vouched: bool) -> AdmissionFault | None:
         """Say why a sound grant lets this peer in no more."""
@@ -357,14 +396,18 @@ class Register:
             return AdmissionFault.FULL
         users = self._users.get(grant.key, set())
         known = peer in users and peer not in self._provisional
-        if grant.key == self.charter.owner or known or self._worked(peer):
+        if grant.key in self.keys or known or self._worked(peer):
             return None
-        if not vouched and self._is_over(grant) and self._settled():
-            return AdmissionFault.EXPIRED
+        over = self._over(grant)
+        if over is not None and not vouched and self._settled():
+            return over
         return AdmissionFault.USED_UP if len(users - {peer}) >= grant.uses else None
 
-    def _is_over(self, grant: Grant) -> bool:
-        return bool(grant.expires) and self._clock() > grant.expires
+    def _over(self, grant: Grant) -> AdmissionFault | None:
+        """Say why a grant lets nobody new in; None: it may."""
+        if grant.key in self._revoked | self._closed_keys:
+            return AdmissionFault.REVOKED
+        return AdmissionFault.EXPIRED if 0 < grant.expires < self._clock() else None
 
     def take_notice(self, notice: Notice) -> bool:
         """Take the owner's notice if it is newer than ours; tell whether it was.
@@ -375,16 +418,16 @@ class Register:
         """
         if notice.sequence <= self.sequence:
             return False
-        if self.notice is not None and notice.sequence > self.sequence + LEAP:
+        if self.notice is not None and leaps(notice.sequence, self.sequence):
             raise RemoteError("notice-leap", f"number {notice.sequence} after {self.sequence}")
-        if not is_true_notice(notice, self.charter.run, self.charter.owner, verify):
+        if self.notice is not None and not may_follow(notice, self.notice):
+            raise RemoteError("notice-rate", "it changes the learning rate by more than it may")
+        if not is_true_notice(notice, self.charter.run, self.charter.owners, verify):
             raise RemoteError("notice-signature", "not made by this run's owner")
         self.notice = notice
         self._banned, self._listed = frozenset(notice.banned), frozenset(notice.members)
-        self._revoked = frozenset(notice.revoked) - {self.charter.owner}
-        for peer in [p for p, shown in self._by_peer.items() if shown.grant.key in self._revoked]:
-            del self._by_peer[peer]
-            self._provisional.discard(peer)
+        self._revoked = frozenset(notice.revoked).difference(self.charter.owners)
+        self._closed_keys = frozenset(word.peer for word in notice.seats if not word.seated)
         return True
 
     def newest(self, most: int, without: Iterable[str] = ()) -> tuple[Admission, ...]:
@@ -418,6 +461,7 @@ class Gate:
         self._changed = changed
         self._checks = Budget(Enough.ADMISSIONS, QUERIES, QUERIES_S, now)
         self._notices = Budget(Enough.LISTINGS, LISTING_BYTES, LISTING_S, now)
+        self._readers: BoundedDict[str, ShowPass] = BoundedDict(MAX_PEERS)
 
     def check_not_banned(self, peer: str) -> None:
         """Check that the owner has not banned the peer, and no proof excludes it. Raises: NotAdmitted."""
@@ -434,6 +478,11 @@ class Gate:
     def admits(self, peer: str) -> bool:
         """Tell whether a peer is admitted."""
         return self._register.fault(peer) is None
+
+    def may_read(self, peer: str) -> bool:
+        """Tell whether a peer that is not admitted has shown a pass that still holds."""
+        shown = self._readers.get(peer)
+        return shown is not None and self._register.read_fault(shown) is None
 
     def has_papers(self, peer: str) -> bool:
         """Tell whether the owner's word admits a peer. In an open run nobody has it."""
@@ -452,6 +501,8 @@ class Gate:
                 return self._shown(sender, query)
             case MayJoin():
                 return JoinAnswer(self._register.would_take(query.peer, query.grant))
+            case ShowPass():
+                return JoinAnswer(self._let_read(sender, query))
             case NoticeQuery():
                 return self._notice(sender, query.above)
             case GiveNotice():
@@ -467,6 +518,18 @@ class Gate:
         others = self._register.newest(MAX_OTHERS, (sender,)) if fault is None else ()
         proof = self._register.proof_of(sender)
         return AdmissionShown(fault, self._ours, self._register.sequence, others, proof)
+
+    def _let_read(self, sender: str, shown: ShowPass) -> AdmissionFault | None:
+        """Remember a visitor's pass; say why it may not read all the same."""
+        if shown.peer != sender:
+            return AdmissionFault.OTHER_PEER
+        is_keys = shown.grant is None or shown.grant.key == shown.by
+        if not is_keys or not verify(shown.by, paper_bytes(shown), shown.signature):
+            return AdmissionFault.ADMISSION_SIGNATURE
+        fault = self._register.read_fault(shown)
+        if fault is None:
+            self._readers[sender] = shown
+        return fault
 
     def _notice(self, sender: str, above: int) -> NoticeAnswer:
         notice = self._register.notice
@@ -588,7 +651,8 @@ class Introductions:
     def _say(self, peer: str, fault: AdmissionFault | None) -> None:
         if fault is not None and fault not in self._said:
             self._said.add(fault)
-            logger.warning("…%s does not admit this node: %s", peer[-6:], fault)
+            grant = self._ours.grant if self._ours is not None else None
+            logger.warning("…%s does not admit this node: %s", peer[-6:], fault_words(fault, grant))
 
     async def _give(self, peer: str) -> bool:
         """Give a peer our notice; tell whether it took it."""
@@ -618,6 +682,23 @@ class Introductions:
     def _some_members(self, most: int) -> Iterable[str]:
         members = [peer for peer in self._transport.connected() if self.admits(peer)]
         return random.sample(members, min(most, len(members)))
+
+
+def fault_words(fault: AdmissionFault, grant: Grant | None) -> str:
+    """Word for people why a grant does not let them in."""
+    if fault is AdmissionFault.USED_UP and grant is not None:
+        places = "1 place is" if grant.uses == 1 else f"{grant.uses} places are"
+        return f"this link's {places} taken; ask the owner for another"
+    return str(fault)
+
+
+def passes(run: str, visitor: str, invite: Invite | None, folders: Iterable[Path]) -> list[ShowPass]:
+    """Make what may let a visitor of this peer id read: by an invite, and by the keys of these folders, each
+    of an owner or a member."""
+    keys = [(invite.key, invite.grant)] if invite is not None else []
+    paths = [folder / name for folder in folders for name in ("owner.key", "identity.key")]
+    own = [(Identity.load_or_create(path), None) for path in paths if path.exists()]
+    return [signed(ShowPass(run, visitor, key.peer_id, grant), key) for key, grant in [*keys, *own]]
 
 
 def invite_file(data_dir: Path) -> Path:
@@ -733,7 +814,7 @@ def own_admission(data_dir: Path, run: PublishedRun, me: str) -> Admission | Non
     shown = _by_owner(data_dir, run, me) or _by_invite(data_dir, run, me)
     if shown is None:
         kept = read_note(path, _decode, logger.warning)
-        sound = kept is not None and admission_fault(kept, me, run.id, run.signed.owner, verify) is None
+        sound = kept is not None and admission_fault(kept, me, run.id, run.owners, verify) is None
         return kept if sound else None
     Files().make_folder(path.parent)
     Files().save(path, [msgspec.msgpack.encode(shown)], durable=True)
@@ -749,7 +830,7 @@ def _by_owner(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:
     if not path.exists():
         return None
     owner = Identity.load_or_create(path)
-    if owner.peer_id != run.signed.owner:
+    if owner.peer_id not in run.owners:
         return None
     return admission(grant(run.id, owner.peer_id, 0, MAX_USES, owner), me, owner)
 

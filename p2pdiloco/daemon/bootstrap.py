@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import structs
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import TEMP_SUFFIX, Files
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
@@ -37,14 +38,13 @@ from p2pdiloco.daemon.program import (
     unless_stopped,
 )
 from p2pdiloco.daemon.run_files.known_runs import (
-    LINK_USES,
-    Ownership,
     PublishedRun,
     is_beginning,
     peers_of,
     save_own_addresses,
     saved_runs,
 )
+from p2pdiloco.daemon.run_files.ownership import LINK_USES, Ownership
 from p2pdiloco.daemon.run_files.served_runs import (
     OWNER_KEY,
     Mirror,
@@ -74,7 +74,7 @@ def run_bootstrap(settings: BootstrapSettings) -> int:
     has_runs = bool(signed_files(settings.data_dir))
     join = peers_to_join(settings, has_runs)
     unknown = () if join else settings.join
-    settings = structs.replace(settings, join=join)
+    settings = replace(settings, join=join)
     return run_program(lambda stop: _bootstrap(settings, has_runs, unknown, stop), settings.log)
 
 
@@ -113,30 +113,30 @@ async def _open(
         await transport.close()
 
 
+@dataclass
 class _Bootstrap:
     """A bootstrap whose transport is open."""
 
-    def __init__(
-        self,
-        settings: BootstrapSettings,
-        transport: HivemindTransport,
-        door: FrontDoor,
-        views: Views,
-        stop: asyncio.Event,
-    ) -> None:
-        self._views = views
-        self._settings, self._transport, self._door, self._stop = settings, transport, door, stop
-        self._hosts = [peer for peer in peers_of(settings.join) if peer != transport.peer_id]
-        files, ids = settings.run_files(), settings.run_ids()
-        kept = saved_runs(settings.data_dir)
+    _settings: BootstrapSettings
+    _transport: HivemindTransport
+    _door: FrontDoor
+    _views: Views
+    _stop: asyncio.Event
+
+    def __post_init__(self) -> None:
+        self._hosts = [peer for peer in peers_of(self._settings.join) if peer != self._transport.peer_id]
+        files, ids = self._settings.run_files(), self._settings.run_ids()
+        kept = saved_runs(self._settings.data_dir)
         lacking = [wanted for wanted in ids if not any(is_beginning(wanted, run) for run in kept)]
         if lacking and not self._hosts:
             raise UserError(
                 f"--run {lacking[0]} is no file here, and there is nobody to fetch a run from",
                 "add --join ADDRESS",
             )
-        self._owner = owner_here(settings.data_dir)
-        self._mirror = Mirror(transport, settings.data_dir, self._hosts, ids) if ids or not files else None
+        self._owner = owner_here(self._settings.data_dir)
+        self._mirror = (
+            Mirror(self._transport, self._settings.data_dir, self._hosts, ids) if ids or not files else None
+        )
 
     async def run(self) -> None:
         for file in self._settings.run_files():

@@ -10,22 +10,21 @@ states' share of the uplink (`daemon.bulk.states.Courtesy`). Listed in docs/refe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-from msgspec import Struct
 
-from p2pdiloco.adapters.data_dir import storage_error
+from p2pdiloco.adapters.data_dir import storage_errors
 from p2pdiloco.adapters.streams import PutOff
-from p2pdiloco.util import BoundedDict
+from p2pdiloco.util import BoundedDict, Frozen, Now
 
 MAX_PEERS = 4096
 LISTING_BYTES = 1024 * 1024
@@ -60,7 +59,7 @@ class Enough(Enum):
 class Budget:
     """Budget of one kind of bytes for each peer."""
 
-    def __init__(self, kind: Enough, most: float, full_again_s: float, now: Callable[[], float]) -> None:
+    def __init__(self, kind: Enough, most: float, full_again_s: float, now: Now) -> None:
         """`most`: what a peer has at once; `full_again_s`: time in which all of it is there again."""
         self._kind = kind
         self._most = most
@@ -86,7 +85,7 @@ class Budget:
 class BulkBudgets:
     """Budgets of a run's states and updates."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Now) -> None:
         self._states = Budget(Enough.STATES, COPIES, COPIES * COPIES_S, now)
         self._updates: BoundedDict[tuple[str, int, int], int] = BoundedDict(MAX_UPDATES)
         """Bytes of each update that each peer was given."""
@@ -165,10 +164,8 @@ def _cached(path: Path) -> int:
 
 def free_disk_bytes(folder: Path) -> int:
     """Bytes that may still be written into that folder. Raises: StorageError."""
-    try:
+    with storage_errors("look at", folder):
         return shutil.disk_usage(folder).free
-    except OSError as error:
-        raise storage_error(error, "look at", folder) from error
 
 
 class Background:
@@ -227,7 +224,7 @@ async def apart(work: Callable[[], T]) -> T:
             told = partial(tell, done.set_result, work())
         except BaseException as error:  # noqa: BLE001 (the waiting task raises it)
             told = partial(tell, done.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(told)
 
     threading.Thread(target=run, name=NAME, daemon=True).start()
@@ -259,7 +256,7 @@ LINK_OVERHEAD = 1.04
 """Factor from payload bytes to bytes on the link: encryption, multiplexing, TCP and IP headers."""
 
 
-class LinkCapacity(Struct, frozen=True):
+class LinkCapacity(Frozen):
     """Rates and latency of one node's link to the others, as it was measured or told."""
 
     upload_bits_per_s: float

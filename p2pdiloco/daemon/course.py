@@ -12,20 +12,18 @@ Rules: docs/protocol/learner.md, sections 5 and 8.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api.config import Amendment, Going, in_force, newest
 from p2pdiloco.core.api.events import CommitVersion
-from p2pdiloco.core.api.types import MAX_CONTRIBUTORS
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.candidates import ranking
-from p2pdiloco.core.chain import most_learners
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import CourseRow, count, sane_loss
@@ -91,6 +89,7 @@ class RunCourse:
         """`amendments`: those of the run's owner. `follow` has the learner go by a course. `say` hears of
         every change, and at how many tokens."""
         self._inner, self._stops = manifest.inner, manifest.end.learners == "stop"
+        self._is_open = manifest.admission.mode == "open"
         self._core, self._amendments, self._follow, self._say = core, amendments, follow, say
         self._told = ch.FollowCourse()
         self._pace = Pace()
@@ -180,6 +179,7 @@ class RunCourse:
             amendment_going=last.going,
             rate_factor=self._in_force.rate_factor if self._in_force is not None else 1.0,
             message=last.message,
+            seats=min(len(f.context.roster.seats) for f in self._core.fragments) if self._is_open else None,
         )
 
 
@@ -199,6 +199,8 @@ def words_of(amendment: Amendment) -> str:
 
 class LearnerCount:
     """Number of learners that train in the run, as versions and the swarm show it: a learner reckons by it.
+    Those without a seat count as far as a version counts their work (docs/protocol/seats.md, section 4):
+    identities are free, and heartbeats are their word.
 
     Told a second late, a whole swarm's first steps were a fourth as long as they should be, and the next ones
     four times as long: a run of 700 steps ended 1 to 4 % worse.
@@ -206,20 +208,20 @@ class LearnerCount:
 
     def __init__(self, swarm: Shared) -> None:
         self._swarm = swarm
-        self._merged_together = 0
-        """Number of contributors of the version made last: in a run of many groups we hear of our
-        neighbours only."""
-        self._most = MAX_CONTRIBUTORS
+        self._merged = self._seats_merged = 0
+        """Contributors of the version made last, all and those with a seat: in a run of many groups we hear
+        of our neighbours only."""
 
     def committed(self, effect: CommitVersion) -> None:
         """Take in a version that is being committed."""
-        header = effect.version.header
-        self._merged_together = len(header.contributors)
-        self._most = most_learners(header.number, effect.watermarks, self._swarm.expected_members)
+        parts = effect.version.header.contributors
+        self._merged, self._seats_merged = len(parts), sum(part.votes for part in parts)
 
     def at(self, now: float) -> int:
-        """Count all learners, ours included."""
-        return max(1, min(self._swarm.training(now), self._most), self._merged_together)
+        """Count the learners, ours included."""
+        training, seats = self._swarm.training(now)
+        most = round(max(seats, self._seats_merged) * (1 + self._swarm.config.open_share))
+        return max(1, min(most, max(training, self._merged)))
 
 
 FIRST_EVALUATION_S = 5.0
@@ -378,6 +380,6 @@ async def evaluate_regularly(
             turns.ended(loop.time(), took_s)
             continue
         committed.clear()
-        with contextlib.suppress(TimeoutError):
+        with suppress(TimeoutError):
             async with asyncio.timeout_at(due_s):
                 await committed.wait()

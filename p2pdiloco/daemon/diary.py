@@ -83,7 +83,7 @@ class Diary:
         """Write a decision of the core down, with its reason."""
         self._events.write(record.kind, record.fragment, record.reason, record.fields)
         values = dict(record.fields)
-        self.timeline.note(record.kind, record.fragment, record.reason, values, self._name, self.me)
+        self.timeline.note(record.kind, record.fragment, record.reason, values, self.name_of, self.me)
         if record.kind == "refusal":
             self.refusals[record.reason[:80]] += 1
         elif record.kind == "cut":
@@ -115,7 +115,7 @@ class Diary:
     def write(self, kind: str, reason: str, **fields: FieldValue) -> None:
         """Write a line of the daemon's own."""
         self._events.write(kind, None, reason, fields.items())
-        self.timeline.note(kind, None, reason, fields, self._name, self.me)
+        self.timeline.note(kind, None, reason, fields, self.name_of, self.me)
 
     def say(self, level: int, kind: str, words: str, **fields: FieldValue) -> None:
         """Write a line of the daemon's own, and log it with its figures."""
@@ -129,7 +129,8 @@ class Diary:
             return self.name or "this node"
         return self.names.get(peer) or f"…{peer[-6:]}"
 
-    def _name(self, peer: str) -> str:
+    def name_of(self, peer: str) -> str:
+        """Name by which a peer calls itself; empty: it is not known."""
         return self.name if peer == self.me else self.names.get(peer, "")
 
     def close(self, reason: str) -> None:

@@ -11,9 +11,8 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
-
-from msgspec import Struct
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.events import CommitVersion, Event, SendFailed
@@ -31,16 +30,17 @@ from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.payloads import Compute, Durable, KeptPayloads, Tickets, UpdateLog
 from p2pdiloco.errors import RemoteError, StorageError, TransportError, UserError
 from p2pdiloco.hashing import content_digest
-from p2pdiloco.ports import Buffer, Transport
+from p2pdiloco.ports import Buffer, PostEvent, Transport
 from p2pdiloco.tensors.codecs import Unsound, UnusableInputs
 from p2pdiloco.tensors.merge import Findings, Input, Payload, digest_of
 from p2pdiloco.tensors.outer_update import Correction, steps_as_everywhere
 from p2pdiloco.tensors.vault import MergeResult, PartialMerge
+from p2pdiloco.util import Action, Frozen
 
 logger = logging.getLogger(__name__)
 
 
-class Executors(Struct, frozen=True):
+class Executors(Frozen):
     """Objects that carry out the core's effects."""
 
     tickets: Tickets
@@ -56,14 +56,16 @@ class Executors(Struct, frozen=True):
     """Writer of the core's decisions."""
 
 
+@dataclass
 class Runner:
     """Pump of events through the core."""
 
-    def __init__(self, core: Core, post: Post, background: Background, executors: Executors) -> None:
-        self._core = core
-        self._post = post
-        self._background = background
-        self._executors = executors
+    _core: Core
+    _post: Post
+    _background: Background
+    _executors: Executors
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -76,7 +78,7 @@ class Runner:
         self.departure: asyncio.Future[None] = self._loop.create_future()
         """Done once the core has left (`Left`)."""
         self._do = self._effects()
-        post.emptied_by(self._pump)
+        self._post.emptied_by(self._pump)
 
     def _effects(self) -> dict[type, Callable[[Any], object]]:
         executors, spawn = self._executors, self._background.spawn
@@ -202,7 +204,7 @@ class Post:
 
     def __init__(self) -> None:
         self._waiting: deque[Event] = deque()
-        self._empty: Callable[[], None] | None = None
+        self._empty: Action | None = None
 
     def put(self, event: Event) -> None:
         """Take an event in. It is handled before this returns, or right after the one that is being handled.
@@ -217,7 +219,7 @@ class Post:
         """Take out the event that has waited longest; None: there is none."""
         return self._waiting.popleft() if self._waiting else None
 
-    def emptied_by(self, empty: Callable[[], None]) -> None:
+    def emptied_by(self, empty: Action) -> None:
         """Let `empty` handle what comes from now on."""
         self._empty = empty
 
@@ -227,21 +229,18 @@ IN_FLIGHT = 4
 TIMEOUT_S = 5.0
 
 
+@dataclass
 class Outbound:
     """Queues of control messages on their way out, one per peer, a few at a time. Failures become events.
 
     A heartbeat takes in one that still waits; a full queue drops its oldest.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        encode: Callable[[Message], bytes],
-        post: Callable[[SendFailed], None],
-    ) -> None:
-        self._transport = transport
-        self._encode = encode
-        self._post = post
+    _transport: Transport
+    _encode: Callable[[Message], bytes]
+    _post: Callable[[SendFailed], None]
+
+    def __post_init__(self) -> None:
         self._queues: dict[str, deque[Message]] = {}
         self._senders: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -314,7 +313,7 @@ class Merging:
         self,
         compute: Compute,
         tickets: Tickets,
-        post: Callable[[ev.Event], None],
+        post: PostEvent,
         keep: Callable[[int, list[Named]], None] = lambda _fragment, _merged: None,
         repair: Callable[[SignedVersion], Awaitable[Correction | None]] | None = None,
     ) -> None:

@@ -162,7 +162,8 @@ class FrontDoor:
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
         """Give a manifest, version 0, a tokenizer, an update, a state, history, or bytes that measure
         the link."""
-        pull = self._decode(sender, request, wire.OpenPull, wire.Pull)
+        reads = self._gate is not None and self._gate.may_read(sender)
+        pull = self._decode(sender, request, wire.ReaderPull if reads else wire.OpenPull, wire.Pull)
         if isinstance(pull, wire.PullProbe):
             return self.probes.give(sender, pull)
         if isinstance(pull, wire.PullManifest):

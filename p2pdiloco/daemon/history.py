@@ -7,12 +7,12 @@ peers, `AskedCredits` asks members who did how much of the run.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -42,6 +42,7 @@ from p2pdiloco.daemon.run_files.shared_files import check_given
 from p2pdiloco.daemon.wire import KEEPS_NONE, MAX_ROWS, CreditLine, CreditsAnswer, CreditsQuery, PullHistory
 from p2pdiloco.errors import RemoteError, StorageError, TransportError
 from p2pdiloco.ports import PullSource, Refusal, Transport
+from p2pdiloco.util import Action, Now
 
 logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
@@ -137,10 +138,10 @@ class HistoryKeeper:
             ledger.add(record)
         else:
             self._stale.add(fragment)
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._changed.set)
 
-    def _submit(self, work: Callable[[], None]) -> None:
+    def _submit(self, work: Action) -> None:
         """Let the thread do it, in the order in which it is told."""
         self._io.submit(work).add_done_callback(_tell_bug)
 
@@ -378,9 +379,7 @@ class HistoryDoor:
     with them, and of a run that nobody keeps something can be told.
     """
 
-    def __init__(
-        self, run: str, log: Log, keeper: HistoryKeeper | None, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, run: str, log: Log, keeper: HistoryKeeper | None, now: Now = time.monotonic) -> None:
         """`keeper`: None: this node keeps no history."""
         self._run, self._log, self._keeper = run, log, keeper
         self._budget = Budget(Enough.HISTORIES, HISTORY_BYTES, HISTORY_S, now)
@@ -416,7 +415,7 @@ class HistoryDoor:
     async def _page(self, fragment: int, tip: HeadRef) -> bytes:
         log, page = self._log(fragment), b""
         if self._keeper is not None and log:
-            with contextlib.suppress(StorageError):  # the keeper's person hears of it when it writes
+            with suppress(StorageError):  # the keeper's person hears of it when it writes
                 page = await self._keeper.page(fragment, tip)
         return page or page_of(from_log(log, tip))
 
@@ -448,7 +447,7 @@ def believed(answers: Mapping[str, CreditsAnswer]) -> str:
 class AskedCredits:
     """Credits of a run as its members tell them, asked now and then."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Now = time.monotonic) -> None:
         self._now = now
         self._asked_at_s = -EVERY_S
         self.answer: CreditsAnswer | None = None

@@ -8,7 +8,6 @@ learner is started again is the daemon's policy, for which `Failures` and `Silen
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -17,12 +16,14 @@ import socket
 import stat
 import struct
 import sys
+from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Literal, cast
 
-import msgspec
-from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import StorageError, UserError, invariant
@@ -45,7 +46,7 @@ from p2pdiloco.learner.channel import (
 )
 from p2pdiloco.learner.lifeline import EXIT_DATA, EXIT_RANK_KILLED, EXIT_TOO_LARGE, memory_kills
 from p2pdiloco.tensors.layout import Exchange, FragmentLayout
-from p2pdiloco.util import clear_folder_at
+from p2pdiloco.util import Frozen, clear_folder_at
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ STARVED = "this machine ran out of memory"
 MORE_MEMORY = "a machine with more memory, or less beside it: p2pdiloco run check says how much a node needs"
 
 
-class LearnerExited(Struct, frozen=True):
+class LearnerExited(Frozen):
     """Event: the learner process is gone and all its events have been delivered.
 
     `code` is the exit status, negative for a signal. It is 0 only after a stop that was asked for.
@@ -105,7 +106,7 @@ class LearnerHost:
         self._options = options
         self._on_event = on_event
         self._log_path = log_path
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
         self._link: LearnerSocket | None = None
         self._exit: asyncio.Task[int] | None = None
         self._failure = self._hint = ""
@@ -228,10 +229,10 @@ class LearnerHost:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
-    async def _spawn(self, channel_fd: int) -> asyncio.subprocess.Process:
+    async def _spawn(self, channel_fd: int) -> Process:
         log = _open_log(self._log_path)
         self._log_bytes = os.fstat(log).st_size
         self._memory_kills = memory_kills()
@@ -240,7 +241,7 @@ class LearnerHost:
         finally:
             os.close(log)
 
-    async def _watch(self, process: asyncio.subprocess.Process, link: LearnerSocket) -> int:
+    async def _watch(self, process: Process, link: LearnerSocket) -> int:
         """Wait for process and channel to end, then report. A cancelled watch takes the learner along."""
         try:
             code = await process.wait()
@@ -259,7 +260,7 @@ class LearnerHost:
             reason, self._hint = f"{reason}: {STARVED}", self._hint or MORE_MEMORY
         halved = starved or code == EXIT_TOO_LARGE
         if halved:
-            self._options = structs.replace(self._options, halvings=self._options.halvings + 1)
+            self._options = replace(self._options, halvings=self._options.halvings + 1)
         self._process = self._link = None
         self._on_event(LearnerExited(code, reason, self._hint, halved))
         return code
@@ -319,9 +320,7 @@ class LearnerSocket(asyncio.Protocol):
             self._transport.close()
 
 
-async def begin(
-    channel_fd: int, exchange_fd: int, log: int, environment: Mapping[str, str]
-) -> asyncio.subprocess.Process:
+async def begin(channel_fd: int, exchange_fd: int, log: int, environment: Mapping[str, str]) -> Process:
     """Start the learner's program with these descriptors, of which the last takes what it says."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -330,7 +329,7 @@ async def begin(
         "p2pdiloco.learner",
         str(channel_fd),
         str(exchange_fd),
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=DEVNULL,
         stdout=log,
         stderr=log,
         pass_fds=(channel_fd, exchange_fd),
@@ -529,7 +528,7 @@ class GuestHost(LearnerHost):
             self._greeted = True
             start, self._start = self._start, None
             newest = {"course": self._course, "spare": self._spare}  # others by now, perhaps
-            self.send(msgspec.structs.replace(start, **newest))
+            self.send(replace(start, **newest))
 
     async def _watch_link(self, link: LearnerSocket) -> int:
         """Wait for the connection's end, then report it, if the program had anything to do."""
@@ -556,7 +555,7 @@ def _bound(path: Path) -> socket.socket:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_room(path)
-        with contextlib.ExitStack() as undo:
+        with ExitStack() as undo:
             listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             listener.bind(str(path))
             path.chmod(0o600)
@@ -603,7 +602,7 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 def _pid_of(connection: socket.socket) -> int:
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             size = struct.calcsize("3i")
             found: int = struct.unpack(
                 "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)

@@ -22,6 +22,8 @@ from p2pdiloco.errors import UserError
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.channel import InstallMode
 from p2pdiloco.learner.lifeline import SAVE_S
+from p2pdiloco.ports import PostEvent
+from p2pdiloco.util import loop_s
 
 logger = logging.getLogger(__name__)
 STEP_AT_MOST_S = 60.0
@@ -37,7 +39,7 @@ class LearnerLink:
         compute: Compute,
         tickets: Tickets,
         state_path: Path,
-        post: Callable[[ev.Event], None],
+        post: PostEvent,
         tell: OnEvent,
         spawn: Callable[..., asyncio.Task[None]],
         swarm: Shared,
@@ -250,7 +252,7 @@ class LearnerLink:
             case ch.Ready():
                 self._ready, self.device, self._gives_up = True, event.device, event.gives_up
                 self._appraises = event.appraises
-                self._failures.ready(asyncio.get_running_loop().time())
+                self._failures.ready(loop_s())
                 self.ready.set()
                 self._said_learners = 1
                 self.count_learners()
@@ -294,7 +296,7 @@ class LearnerLink:
         """Tell the learner how many there are, if that has changed."""
         if not self._ready:
             return
-        count = self._learner_count.at(asyncio.get_running_loop().time())
+        count = self._learner_count.at(loop_s())
         if count != self._said_learners and self._host.send(ch.Learners(count)):
             self._said_learners = count
 
@@ -349,7 +351,7 @@ class LearnerLink:
             return
         self._post(ev.LearnerLost())
         stepped = self._failures.stepped
-        pause_s = self._failures.ended(exited, self._host.guest, asyncio.get_running_loop().time())
+        pause_s = self._failures.ended(exited, self._host.guest, loop_s())
         if pause_s == math.inf:
             if not self.fatal.done():
                 verb = "go on" if stepped else "start"

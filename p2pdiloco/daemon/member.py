@@ -8,7 +8,6 @@ of it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import math
@@ -18,10 +17,9 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-
-from msgspec import Struct
 
 from p2pdiloco.adapters.data_dir import EventsLog
 from p2pdiloco.adapters.run_store import KeptFiles, RunStore
@@ -92,15 +90,14 @@ from p2pdiloco.daemon.run_files.saved_state import (
 from p2pdiloco.daemon.run_files.shared_files import kept_initial, kept_tokenizer
 from p2pdiloco.errors import StorageError, UserError, clean
 from p2pdiloco.identity import Identity
-from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.channel import LearnerOptions
 from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.learner.ranks import accelerators
 from p2pdiloco.ports import Transport
 from p2pdiloco.priority import daemon_niceness, lower_session, lower_thread, patiently
-from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import Exchange
 from p2pdiloco.tensors.vault import Vault
+from p2pdiloco.util import Frozen, loop_s
 
 logger = logging.getLogger(__name__)
 MAX_KEEPERS_ASKED = 16
@@ -109,7 +106,7 @@ ASK_JOINED_S = 4.0
 """Longest wait for the peers of the join line, before others are looked for."""
 
 
-class OwnPeer(Struct, frozen=True):
+class OwnPeer(Frozen):
     """Peer that this node is, before it is a member of anything."""
 
     identity: Identity
@@ -163,7 +160,7 @@ class Member:
     def _make_core(self) -> None:
         held, restored = self.holdings, self.holdings.found.restored
         self._incarnation = next_incarnation(restored, self._me)
-        rng, now = random.Random(f"{self._me}/{self._incarnation}"), asyncio.get_running_loop().time()
+        rng, now = random.Random(f"{self._me}/{self._incarnation}"), loop_s()
         crypto, genesis = self.peer.identity, self.settings.genesis
         self.core = Core(held.config, self._me, self._incarnation, crypto, rng, restored, genesis, now)
 
@@ -186,7 +183,7 @@ class Member:
 
     def history_filling(self) -> Filling:
         """Ask for what is missing of the history: of members, in any order."""
-        members = self.core.shared.view.confirmed(asyncio.get_running_loop().time())
+        members = self.core.shared.view.confirmed(loop_s())
         others = [peer for peer in members if peer != self._me]
         random.shuffle(others)
         return Filling(self.run.id, partial(pull_page, self.peer.transport), others[:MAX_KEEPERS_ASKED])
@@ -217,6 +214,7 @@ class Member:
             settled=lambda: self.core.confirmed,
             on_news=self._guide,
             proof_of=self.core.shared.excluded.proof_of,
+            has_seat=lambda peer: any(peer in part.context.roster.seats for part in self.core.fragments),
             proven=self._on_proof,
         )
 
@@ -525,7 +523,7 @@ class Life:
                     await self._results.save_last()
                 logger.info("all is merged and saved")
             committed.clear()
-            with contextlib.suppress(TimeoutError):
+            with suppress(TimeoutError):
                 async with asyncio.timeout(COURSE_EVERY_S):
                     await committed.wait()
 
@@ -575,47 +573,6 @@ class Life:
         await member.checkpoints.save()
 
 
-class OwnMember:
-    """Handle of one member, for its machine's owner (`daemon.owner.control.MemberHandle`)."""
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-
-    def names(self) -> tuple[str, str, str]:
-        member = self._member
-        return member.peer.identity.peer_id, member.settings.name, member.run.name
-
-    def state(self) -> str:
-        return self._member.report.shown_state
-
-    def recent(self) -> tuple[str, ...]:
-        return self._member.diary.recent
-
-    def has_handed_over(self) -> bool:
-        link = self._member.learner_link
-        return not link.ready.is_set() or link.handed_over
-
-    def follow(self, wish: ch.SpareMachine) -> None:
-        self._member.learner_link.follow(wish)
-
-    def permit(self, link: LinkCapacity) -> None:
-        up, down = link.upload_bits_per_s, link.download_bits_per_s
-        self._member.meters.permit(link)
-        self._member.peer.transport.allow(up if up < math.inf else 0.0, down if down < math.inf else 0.0)
-
-    def carried_bytes(self) -> tuple[int, int]:
-        return self._member.peer.transport.carried_bytes()
-
-    def hand_over_bytes(self) -> int:
-        """Count the bytes of a contribution and an update of every fragment."""
-        run = self._member.run
-        names = (run.manifest.codec.contribution, run.manifest.codec.update)
-        return sum(codec(name).encoded_bytes(layout.numel) for name in names for layout in run.layouts)
-
-    def note(self, words: str, reason: str) -> None:
-        self._member.diary.say(logging.INFO, "rest", words, why=reason)
-
-
 class RunHoldings:
     """Files of a node in a run, and what of them is in memory from the start: opens, restores and closes
     all."""
@@ -649,7 +606,7 @@ class RunHoldings:
         self.disk_io.shutdown(wait=True)
         self.results_io.shutdown(wait=True, cancel_futures=True)
         self.spool.close()
-        with contextlib.suppress(StorageError):  # what is left over goes at the next start
+        with suppress(StorageError):  # what is left over goes at the next start
             self.kept.clear()
         self.exchange.close()
         self.events.close()

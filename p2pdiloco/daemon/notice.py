@@ -21,8 +21,17 @@ from msgspec import Meta, Struct, structs
 
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.config.values import check_peer_address
-from p2pdiloco.core.api.config import MAX_AMENDMENTS, Amendment
-from p2pdiloco.core.api.papers import MAX_USES, Admission, Grant, Number, Word, paper_bytes
+from p2pdiloco.core.api.config import MAX_AMENDMENTS, Amendment, newest
+from p2pdiloco.core.api.papers import (
+    MAX_USES,
+    THE_OWNER,
+    Admission,
+    Grant,
+    Number,
+    Word,
+    owner_of,
+    paper_bytes,
+)
 from p2pdiloco.core.api.types import PeerId, RunId, Signature, Verify, Vouch, Wire
 from p2pdiloco.errors import ConfigError, RemoteError, UserError
 from p2pdiloco.identity import Identity, peer_of, public_of, verify
@@ -73,13 +82,16 @@ def notice_figures(notice: Notice) -> dict[str, int]:
     }
 
 
-P = TypeVar("P", Grant, Admission, Notice, Word)
+W = TypeVar("W", bound=Wire)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def signed(paper: P, key: Identity) -> P:
-    """Sign a paper."""
-    return structs.replace(paper, signature=key.sign(paper_bytes(paper)))
+def signed(paper: W, key: Identity) -> W:
+    """Sign a paper; a word as the run's owner."""
+    signature = key.sign(paper_bytes(paper))
+    if isinstance(paper, Word):
+        return structs.replace(paper, signatures=((THE_OWNER, signature),))
+    return structs.replace(paper, signature=signature)
 
 
 def grant(run: str, key: str, expires: int, uses: int, owner: Identity) -> Grant:
@@ -92,9 +104,34 @@ def admission(granted: Grant, peer: str, key: Identity) -> Admission:
     return signed(Admission(granted, peer, b""), key)
 
 
-def is_true_notice(notice: Notice, run: str, owner: str, verify: Verify) -> bool:
+def is_true_notice(notice: Notice, run: str, owners: Sequence[str], verify: Verify) -> bool:
     """Tell whether the run's owner made this notice."""
+    owner = owner_of(notice.sequence, owners)
     return notice.run == run and verify(owner, paper_bytes(notice), notice.signature)
+
+
+RATE_STEP, MOST_STEPS = 4.0, 16
+"""Factor by which one notice changes the learning rate at most, and notices after which any change may be."""
+
+
+def may_follow(notice: Notice, before: Notice) -> bool:
+    """Tell whether a newer notice changes the learning rate no faster than it may."""
+    last = newest(before.amendments)
+    most = RATE_STEP ** min(notice.sequence - before.sequence, MOST_STEPS)
+    rate = last.rate_factor if last is not None else 1.0
+    added = (made.rate_factor for made in notice.amendments if made not in before.amendments)
+    return all(rate / most <= factor <= rate * most for factor in added)
+
+
+def with_word(notice: Notice, peer: str, seated: bool, replaces: str = "") -> Notice:
+    """Put a word on a seat into a notice, to be signed with it, in place of an earlier one of that peer.
+
+    Raises: UserError (there are as many as it holds).
+    """
+    words = [word for word in notice.seats if word.peer != peer]
+    if len(words) >= MAX_LISTED:
+        raise UserError(f"a notice has {MAX_LISTED} words on seats, and they are taken", "start a new run")
+    return structs.replace(notice, seats=(*words, Word(notice.run, peer, 1, seated, replaces)))
 
 
 def encode_notice(notice: Notice) -> bytes:
@@ -134,7 +171,6 @@ Peers = Annotated[
     Meta(max_length=MAX_PEERS),
 ]
 """Public keys of peers to dial, with their addresses without `/p2p/ID`."""
-W = TypeVar("W", bound=Wire)
 T = TypeVar("T")
 
 
@@ -307,7 +343,7 @@ def _unpacked(packed: _PackedInvite) -> Invite:
 NAME = "notice"
 
 
-def load_notice(folder: Path, run: str, owner: str) -> Notice | None:
+def load_notice(folder: Path, run: str, owners: Sequence[str]) -> Notice | None:
     """Load the run's notice from its folder, `<data_dir>/runs/<run id, 16>/notice`; None: there is none
     that the owner made."""
 
@@ -316,7 +352,7 @@ def load_notice(folder: Path, run: str, owner: str) -> Notice | None:
             notice = decode_notice(content)
         except RemoteError as error:
             raise ValueError(str(error)) from error
-        if not is_true_notice(notice, run, owner, verify):
+        if not is_true_notice(notice, run, owners, verify):
             raise ValueError("the run's owner did not sign it")
         return notice
 

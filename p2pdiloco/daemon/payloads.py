@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -22,7 +23,6 @@ from p2pdiloco.core.api.events import (
     Combined,
     CombineFailed,
     CommitVersion,
-    Event,
     Spill,
     UpdateRecord,
     VoteRecord,
@@ -34,12 +34,13 @@ from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.wire import StateHeader
 from p2pdiloco.errors import InvariantViolation, RemoteError, StorageError, UserError, invariant
 from p2pdiloco.learner.channel import BaseRef
-from p2pdiloco.ports import Buffer
+from p2pdiloco.ports import Buffer, PostEvent
 from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import Exchange, FragmentLayout, scatter
 from p2pdiloco.tensors.merge import Payload, memory_bytes
 from p2pdiloco.tensors.outer_update import Encoded, Pin
 from p2pdiloco.tensors.vault import Vault
+from p2pdiloco.util import Action
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +58,9 @@ class Tickets:
         self._pushed: set[int] = set()
         self._spilled: dict[int, Callable[[int], None]] = {}
         self._next = 1
-        self._when_released: dict[int, Callable[[], None]] = {}
+        self._when_released: dict[int, Action] = {}
 
-    def put(
-        self, payload: Payload, pushed: bool = False, when_released: Callable[[], None] | None = None
-    ) -> int:
+    def put(self, payload: Payload, pushed: bool = False, when_released: Action | None = None) -> int:
         """Give a payload a new ticket.
 
         `pushed`: by a peer. `when_released`: called then. Whoever refers to the payload beside this table
@@ -76,7 +75,7 @@ class Tickets:
             self._when_released[ticket] = when_released
         return ticket
 
-    def when_released(self, ticket: int, then: Callable[[], None]) -> None:
+    def when_released(self, ticket: int, then: Action) -> None:
         """Register a call for when an open ticket is released, for which nothing is to be called yet."""
         invariant(ticket in self._payloads, f"ticket {ticket} is not open")
         invariant(ticket not in self._when_released, f"ticket {ticket} is looked after twice")
@@ -227,7 +226,7 @@ class Memory:
             return self.claimed_bytes + size_bytes <= self.most_bytes
         return over <= 0
 
-    @contextlib.contextmanager
+    @contextmanager
     def fetching(self, size_bytes: int) -> Iterator[None]:
         """Context in which something of at most this size is fetched.
 
@@ -280,29 +279,23 @@ IN_MEMORY_BYTES = 128 << 20
 to write and delete it took a twentieth of a round. Nothing stays where a person bounds memory."""
 
 
+@dataclass
 class KeptPayloads:
     """Payloads of merged contributions that are not beyond doubt yet: carries out `Spill` and `Combine`.
 
     `core.pending` decides which go onto the disk, and come back as one.
     """
 
-    def __init__(
-        self,
-        files: KeptFiles,
-        tickets: Tickets,
-        compute: Compute,
-        io: ThreadPoolExecutor,
-        post: Callable[[Event], None],
-        in_memory_bytes: int = 0,
-    ) -> None:
-        self._most_bytes = in_memory_bytes
+    _files: KeptFiles
+    _tickets: Tickets
+    _compute: Compute
+    _io: ThreadPoolExecutor
+    _post: PostEvent
+    _most_bytes: int = 0
+
+    def __post_init__(self) -> None:
         self._here_bytes = 0
         """Bytes in memory of what may go to the disk."""
-        self._files = files
-        self._tickets = tickets
-        self._compute = compute
-        self._io = io
-        self._post = post
 
     def spill(self, effect: Spill) -> Coroutine[Any, Any, None] | None:
         """Move a payload to the disk, unless there is room for it in memory. Where the disk is full, it stays

@@ -9,7 +9,6 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -18,11 +17,12 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
-from msgspec import structs
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.dns import peers_behind
@@ -40,6 +40,7 @@ from p2pdiloco.daemon.run_files.known_runs import PublishedRun, link_of, load_ow
 from p2pdiloco.errors import ConfigError, InvariantViolation, UserError, clean
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import TransportHandlers
+from p2pdiloco.util import Values, loop_s
 
 T = TypeVar("T")
 logger = logging.getLogger("p2pdiloco")
@@ -116,7 +117,7 @@ def plain(log: LogStyle) -> Style:
     return "text" if style == "tui" else style
 
 
-def _fail_loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _fail_loudly(loop: asyncio.AbstractEventLoop, context: Values) -> None:
     """End the daemon for a bug of ours in a callback (a service manager starts it again); log the rest.
 
     hivemind's tasks complain here about closed connections.
@@ -149,8 +150,8 @@ async def transport_of(
         settings.data_dir,
         listen=await listen_again(settings.data_dir, settings.listen),
         initial_peers=settings.join,
-        options=structs.replace(options, announce=tuple(settings.announce)),
-        limits=Limits.of(*rates(settings), asyncio.get_running_loop().time),
+        options=replace(options, announce=tuple(settings.announce)),
+        limits=Limits.of(*rates(settings), loop_s),
         remembered=load_peers(settings.data_dir),
     )
 
@@ -192,7 +193,7 @@ async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T
     if task.done():
         return task.result()
     task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
+    with suppress(asyncio.CancelledError):
         await task
     return None
 
@@ -277,6 +278,6 @@ def _tell(message: str) -> None:
     if not path.startswith(("/", "@")):
         return
     address = "\0" + path[1:] if path[0] == "@" else path
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
         sock.sendto(message.encode(errors="replace"), address)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.reasons import Unheard
-from p2pdiloco.core.api.types import MAX_VOUCHED, REACH_WORDS, Vouch
+from p2pdiloco.core.api.types import MAX_VOUCHED, REACH_WORDS, Seat, Vouch
 from p2pdiloco.core.api.versions import level_sizes
 from p2pdiloco.core.follower import FollowState
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
+from p2pdiloco.core.seating import stands
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.daemon.course import RunCourse
@@ -20,6 +23,7 @@ from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display.logs import Audience
 from p2pdiloco.daemon.display.snapshot import (
     MAX_PEER_ROWS,
+    MAX_PROPOSED,
     MAX_REFUSAL_REASONS,
     DataRow,
     FragmentRow,
@@ -27,6 +31,8 @@ from p2pdiloco.daemon.display.snapshot import (
     NodeSnapshot,
     NodeState,
     PeerRow,
+    Proposed,
+    ProposedSeat,
     StatusReport,
     excluded_rows,
     sane_loss,
@@ -46,21 +52,21 @@ from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.ports import Transport
 
+NEVER_S = 1e9
+"""Silence of a peer that was never heard is longer."""
 MOST_COMPARED = 64
 """Fragments of which heads are compared, for a report: each is a step for each of its rows of peers."""
 
 
+@dataclass
 class Traffic:
     """Traffic of a node: bytes that it moved, and what peers did wrong before the core heard of it."""
 
-    def __init__(
-        self, outbound: Outbound, transfers: Transfers, transport: Transport, memory: Memory, sharing: Sharing
-    ) -> None:
-        self._outbound = outbound
-        self._transfers = transfers
-        self._transport = transport
-        self._memory = memory
-        self._sharing = sharing
+    _outbound: Outbound
+    _transfers: Transfers
+    _transport: Transport
+    _memory: Memory
+    _sharing: Sharing
 
     @property
     def sent_bytes(self) -> int:
@@ -90,29 +96,21 @@ class Traffic:
         return counts
 
 
+@dataclass
 class Report:
     """Report of what a node is and does."""
 
-    def __init__(
-        self,
-        run: Run,
-        core: Core,
-        diary: Diary,
-        learner: LearnerLink,
-        learner_diary: LearnerDiary,
-        course: RunCourse,
-        traffic: Traffic,
-        link_watch: LinkWatch,
-    ) -> None:
-        self._run = run
-        self._core = core
-        self._diary = diary
-        self._learner = learner
-        self._learner_diary = learner_diary
-        self._measurements = learner_diary.measurements
-        self._course = course
-        self._traffic = traffic
-        self._link_watch = link_watch
+    _run: Run
+    _core: Core
+    _diary: Diary
+    _learner: LearnerLink
+    _learner_diary: LearnerDiary
+    _course: RunCourse
+    _traffic: Traffic
+    _link_watch: LinkWatch
+
+    def __post_init__(self) -> None:
+        self._measurements = self._learner_diary.measurements
         self.state: NodeState = "joining"
         self._owner: NodeControls | None = None
 
@@ -181,7 +179,7 @@ class Report:
             start=self._core.grounds,
             rest=self._owner.pause_row() if self._owner is not None else None,
             transfer=self._owner.transfer_row() if self._owner is not None else None,
-            excluded=excluded_rows(self._core.shared.excluded, lambda peer: self._diary.names.get(peer, "")),
+            excluded=excluded_rows(self._core.shared.excluded, self._diary.name_of),
         )
 
     def stands(self) -> wire.Stands:
@@ -191,8 +189,10 @@ class Report:
             raise RemoteError(Unheard.NOT_READY.value, "no full member yet")
         named: set[str] = set()
         versions = []
+        seats: dict[str, Seat] = {}
         for fragment in self._core.fragments:
             chain = fragment.chain
+            seats = {m.learner: m.seat for m in chain.marks.table if m.seat and stands(m.seat)} | seats
             if not chain.head.number:
                 continue
             marks = sorted(chain.marks.table, key=lambda m: (m.seat is None, -m.number, m.learner))
@@ -201,7 +201,16 @@ class Report:
             named.update(members)
             head = chain.head
             versions.append(Vouch(fragment.index, head.number, head.digest, tuple(sorted(members))))
-        return wire.Stands(tuple(versions))
+        lines = [self._seat_line(peer, seat) for peer, seat in seats.items()]
+        lines.sort(key=lambda line: (line.seat.place, line.peer))
+        return wire.Stands(tuple(versions), tuple(lines[: wire.MAX_SEATS]))
+
+    def _seat_line(self, peer: str, seat: Seat) -> wire.SeatLine:
+        if peer == self._diary.me:
+            return wire.SeatLine(peer, self._diary.name, seat, 0)
+        silence_s = self._core.shared.view.silence_s(peer, asyncio.get_running_loop().time())
+        heard = None if silence_s > NEVER_S else int(silence_s)
+        return wire.SeatLine(peer, self._diary.names.get(peer, ""), seat, heard)
 
     def status(self, now: float, reader: Audience = Audience.ANYBODY) -> StatusReport:
         """Make the answer to a status query. Whoever asks is not known as this machine's owner, whose
@@ -213,6 +222,19 @@ class Report:
     def bearers(self, name: str) -> tuple[str, ...]:
         """List the peers that were called so lately, for the answer to a name query."""
         return self._diary.names.lately(name)[:MAX_BEARERS]
+
+    def proposed(self, now: float) -> Proposed:
+        """List members here to which the run's owner could give a seat: that merged longest ago the first
+        time comes first, and of those the one that was merged most. Whom loss audits expelled is not named.
+        """
+        shared, found = self._core.shared, []
+        for peer in shared.view.confirmed(now):
+            tables = [f.chain.marks for f in self._some() if f.context.roster.awaits_word(peer)]
+            if tables and peer not in shared.loss_audits:
+                merges = sum(table.mean(peer).merges for table in tables)
+                found.append((min(table.first(peer) or 0 for table in tables), -merges, peer))
+        named = [(peer, self._diary.name_of(peer)) for *_, peer in sorted(found)[:MAX_PROPOSED]]
+        return tuple(ProposedSeat(peer=peer, name=name) for peer, name in named)
 
     def _copied_share(self) -> float | None:
         """Part of the state that is here, if some of it is being copied."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import try_folder
 from p2pdiloco.adapters.p2pd import P2PDOptions
@@ -31,10 +31,11 @@ from p2pdiloco.daemon.display.logs import (
 from p2pdiloco.daemon.display.terminal import Keys, LiveView, log_fields, log_line, suspend
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.learner_host import try_socket
-from p2pdiloco.daemon.member import Approval, Life, Member, OwnMember, OwnPeer
+from p2pdiloco.daemon.member import Approval, Life, Member, OwnPeer
 from p2pdiloco.daemon.network.discovery import announce_runs, look_up_again, publish_runs
 from p2pdiloco.daemon.network.reach import DialBack, Reachability
 from p2pdiloco.daemon.owner.control import NodeControls, owned
+from p2pdiloco.daemon.owner.own_member import OwnMember
 from p2pdiloco.daemon.program import (
     begin,
     data_folder,
@@ -63,6 +64,7 @@ from p2pdiloco.learner.ranks import check_device
 from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.registry import load_manifest
 from p2pdiloco.tensors.vault import Vault
+from p2pdiloco.util import Frozen
 from p2pdiloco.web.server import serving
 from p2pdiloco.web.sources import NodeSource, StartingSource, Views
 
@@ -82,15 +84,15 @@ def run_node(settings: NodeSettings) -> int:
     """Run a node until it is told to stop. Returns the exit status."""
     before = joined_through_before(settings)
     may_be_alone = not settings.join or goes_on(settings)
-    dialled = structs.replace(settings, join=settings.join or before)
+    dialled = replace(settings, join=settings.join or before)
     has_others = peers_file(settings.data_dir).exists() or (may_be_alone and bool(dialled.join))
     join = peers_to_join(dialled, has_others)
     told = _JoinOptions(settings.join, may_be_alone, () if join else dialled.join)
-    settings = structs.replace(settings, join=join)
+    settings = replace(settings, join=join)
     return run_program(lambda stop: _node(settings, told, stop), settings.log)
 
 
-class _JoinOptions(Struct, frozen=True):
+class _JoinOptions(Frozen):
     """Options of this start: whom to join through."""
 
     given: tuple[str, ...]
@@ -130,7 +132,7 @@ async def _join(
             views.enter(StartingSource("node", settings.name, identity.peer_id, controls), controls)
             if await unless_stopped(controls.may_join(), stop) is None or stop.is_set():
                 return
-            run = await session.once(structs.replace(controls.settings(), run=run), own) or run
+            run = await session.once(replace(controls.settings(), run=run), own) or run
             own = None
             if not controls.away.is_set():
                 return
@@ -232,7 +234,7 @@ async def _membership(
     training = asyncio.create_task(life.run())
     stopping = asyncio.create_task(stop.wait())
     going = asyncio.create_task(controls.away.wait())
-    leaving: asyncio.Task[None] | None = None
+    leaving = None
     try:
         ends = {training, stopping, going, showing, listing}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -8,10 +8,9 @@ Listed in docs/reference/wire.md, section 2.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, dataclass_transform
 
-import msgspec
-from msgspec import Meta
+from msgspec import Meta, field, msgpack
 
 from p2pdiloco.config.manifest import Name
 from p2pdiloco.core.api.evidence import Evidence
@@ -27,6 +26,8 @@ from p2pdiloco.core.api.types import (
     Head,
     PeerId,
     RunId,
+    Seat,
+    Signature,
     SignedContribution,
     Vouch,
     Watermark,
@@ -38,11 +39,18 @@ from p2pdiloco.daemon.notice import Notice
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner.channel import MAX_EPOCH, MAX_SHARDS
 from p2pdiloco.ports import Refusal
+from p2pdiloco.util import DAMAGE
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class Tagged(Wire, frozen=True, tag=True):
+    """Base of what is told apart by its class's name in front."""
+
 
 MAX_OTHERS = 32
 
 
-class ShowAdmission(Wire, frozen=True, tag=True):
+class ShowAdmission(Tagged):
     """Paper that the asker has to show, and the sequence of the notice that it knows (0: of none)."""
 
     run: RunId
@@ -50,7 +58,7 @@ class ShowAdmission(Wire, frozen=True, tag=True):
     notice: Count
 
 
-class AdmissionShown(Wire, frozen=True, tag=True):
+class AdmissionShown(Tagged):
     """Answer to `ShowAdmission`; what follows `fault` is of the one who answers."""
 
     fault: AdmissionFault | None
@@ -63,7 +71,7 @@ class AdmissionShown(Wire, frozen=True, tag=True):
     """Evidence for which the asker is excluded."""
 
 
-class MayJoin(Wire, frozen=True, tag=True):
+class MayJoin(Tagged):
     """Question whether a peer would be admitted with a grant."""
 
     run: RunId
@@ -71,32 +79,48 @@ class MayJoin(Wire, frozen=True, tag=True):
     grant: Grant | None
 
 
-class JoinAnswer(Wire, frozen=True, tag=True):
-    """Answer to `MayJoin`."""
+class JoinAnswer(Tagged):
+    """Answer to `MayJoin` and to `ShowPass`."""
 
     fault: AdmissionFault | None
 
 
-class NoticeQuery(Wire, frozen=True, tag=True):
+class NoticeQuery(Tagged):
     """Question for the notice of a run's owner, if its sequence is above this one."""
 
     run: RunId
     above: Count
 
 
-class NoticeAnswer(Wire, frozen=True, tag=True):
+class NoticeAnswer(Tagged):
     """Answer to `NoticeQuery`, and to `GiveNotice`: the notice if it is newer than the asker's."""
 
     notice: Notice | None
 
 
-class GiveNotice(Wire, frozen=True, tag=True):
+class GiveNotice(Tagged):
     """Notice for whoever has an older one."""
 
     notice: Notice
 
 
-AdmissionQuery = ShowAdmission | MayJoin | NoticeQuery | GiveNotice
+class ShowPass(Tagged):
+    """Paper with which a visitor, no member, may read: a member's, the owner's or an invite's key lets it.
+
+    It is no admission: it makes nobody a member, and takes none of an invite's uses.
+    """
+
+    run: RunId
+    peer: PeerId
+    """Visitor that it is made out to."""
+    by: PeerId
+    """Peer id of the key that signs."""
+    grant: Grant | None
+    """Grant of an invite's key; None: a member or the owner signs."""
+    signature: Signature = b""
+
+
+AdmissionQuery = ShowAdmission | MayJoin | NoticeQuery | GiveNotice | ShowPass
 
 
 KEEPS_NONE = "keeps-no-history"
@@ -106,7 +130,7 @@ MAX_ROWS = 500
 Time = Annotated[int, Meta(ge=0, le=LATEST_S)]
 
 
-class PullHistory(Wire, frozen=True, tag=True):
+class PullHistory(Tagged):
     """Request for that very version's record, its parent's, and so on: as many as a page has.
 
     The answer is the records alone (`credits`), the newest first.
@@ -118,7 +142,7 @@ class PullHistory(Wire, frozen=True, tag=True):
     digest: Digest
 
 
-class CreditsQuery(Wire, frozen=True, tag=True):
+class CreditsQuery(Tagged):
     """Question who did how much of a run, of whoever keeps its history."""
 
     run: RunId
@@ -143,7 +167,7 @@ class CreditLine(Wire, frozen=True):
     last_s: Time
 
 
-class CreditsAnswer(Wire, frozen=True, tag=True):
+class CreditsAnswer(Tagged):
     """Answer to `CreditsQuery`."""
 
     fragments: Annotated[int, Meta(ge=1, le=MAX_FRAGMENTS)]
@@ -173,26 +197,26 @@ Ip = Annotated[str, Meta(max_length=45)]
 Probed = Annotated[int, Meta(ge=0, le=MAX_PROBE_BYTES)]
 
 
-class PushContribution(Wire, frozen=True, tag=True):
+class PushContribution(Tagged):
     """Header of a contribution's stream."""
 
     signed: SignedContribution
 
 
-class PushPartial(Wire, frozen=True, tag=True):
+class PushPartial(Tagged):
     """Header of the stream of a group's partial merge. Names every contribution: up to about 2 MiB."""
 
     signed: SignedPartial
 
 
-class Answer(Wire, frozen=True, tag=True):
+class Answer(Tagged):
     """Word of the receiver on a contribution or a partial merge, before or after its payload."""
 
     verdict: Verdict
     head: Head | None
 
 
-class PullUpdate(Wire, frozen=True, tag=True):
+class PullUpdate(Tagged):
     """Request for a version's outer update."""
 
     run: RunId
@@ -210,7 +234,7 @@ class PullUpdate(Wire, frozen=True, tag=True):
     """True: those who were named did not deliver."""
 
 
-class PullState(Wire, frozen=True, tag=True):
+class PullState(Tagged):
     """Request for a fragment's newest state, at least this version."""
 
     run: RunId
@@ -225,7 +249,7 @@ class PullState(Wire, frozen=True, tag=True):
     """True: nothing but the rest of `have` will do."""
 
 
-class PullContribution(Wire, frozen=True, tag=True):
+class PullContribution(Tagged):
     """Request for the payload of a contribution, to merge it again (`daemon.bulk.merge_audits`). It comes
     without a header."""
 
@@ -234,13 +258,13 @@ class PullContribution(Wire, frozen=True, tag=True):
     payload_digest: Digest
 
 
-class PullManifest(Wire, frozen=True, tag=True):
+class PullManifest(Tagged):
     """Request for the signed manifest of a run."""
 
     run: RunId
 
 
-class PullInitial(Wire, frozen=True, tag=True):
+class PullInitial(Tagged):
     """Request for the parameters that version 0 of a run is, from this byte on
     (`daemon.run_files.shared_files`)."""
 
@@ -250,31 +274,31 @@ class PullInitial(Wire, frozen=True, tag=True):
     """Wish for names and shapes too, the file as it is: who has no task cannot know them."""
 
 
-class InitialHeader(Wire, frozen=True, tag=True):
+class InitialHeader(Tagged):
     """Header of the stream of version 0: fp32 little-endian, in the order of the model's parameters."""
 
     offset: Count
 
 
-class PullTokenizer(Wire, frozen=True, tag=True):
+class PullTokenizer(Tagged):
     """Request for the tokenizer file of a run (`daemon.run_files.shared_files`)."""
 
     run: RunId
 
 
-class PullProbe(Wire, frozen=True, tag=True):
+class PullProbe(Tagged):
     """Request for so many bytes of nothing, by which a link is measured (`daemon.network.reach`)."""
 
     size_bytes: Probed
 
 
-class PushProbe(Wire, frozen=True, tag=True):
+class PushProbe(Tagged):
     """Header of so many bytes to take and forget, by which a link is measured."""
 
     size_bytes: Probed
 
 
-class UpdateHeader(Wire, frozen=True, tag=True):
+class UpdateHeader(Tagged):
     """Header of an outer update's stream."""
 
     version: SignedVersion
@@ -288,7 +312,7 @@ class UpdateHeader(Wire, frozen=True, tag=True):
     it."""
 
 
-class StateHeader(Wire, frozen=True, tag=True):
+class StateHeader(Tagged):
     """Header of a stream of a state, or of a piece of it: Theta, then outer momentum, fp32 little-endian."""
 
     version: SignedVersion
@@ -296,13 +320,13 @@ class StateHeader(Wire, frozen=True, tag=True):
     offset: Count = 0
 
 
-class Refused(Wire, frozen=True, tag=True):
+class Refused(Tagged):
     """Refusal of a pull, with its reason."""
 
     reason: PullRefusal
 
 
-class ProbeRefused(Wire, frozen=True, tag=True):
+class ProbeRefused(Tagged):
     """Refusal to measure a link, either way."""
 
     reason: ProbeRefusal
@@ -310,7 +334,7 @@ class ProbeRefused(Wire, frozen=True, tag=True):
     """Time after which it is worth while to ask again."""
 
 
-class Elsewhere(Wire, frozen=True, tag=True):
+class Elsewhere(Tagged):
     """Answer to a pull of an update that is not served here: these peers have it, or are getting it."""
 
     version: Digest
@@ -324,38 +348,39 @@ MAX_NAME = 63
 PeerName = Annotated[str, Meta(max_length=MAX_NAME)]
 MAX_BEARERS = 8
 """Number of peers that are named as bearers of one name."""
+MAX_SEATS = 256
 
 
-class RunsQuery(Wire, frozen=True, tag=True):
+class RunsQuery(Tagged):
     """Question which runs a peer knows."""
 
 
-class StatusQuery(Wire, frozen=True, tag=True):
+class StatusQuery(Tagged):
     """Question how a run is doing."""
 
     run: RunId
 
 
-class NameQuery(Wire, frozen=True, tag=True):
+class NameQuery(Tagged):
     """Question who of a run was called so lately."""
 
     run: RunId
     name: PeerName
 
 
-class NameAnswer(Wire, frozen=True, tag=True):
+class NameAnswer(Tagged):
     """Answer to `NameQuery`."""
 
     peers: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_BEARERS)]
 
 
-class ReachQuery(Wire, frozen=True, tag=True):
+class ReachQuery(Tagged):
     """Question whether a peer can dial the asker at these ports, where it sees the asker."""
 
     ports: Annotated[tuple[Port, ...], Meta(min_length=1, max_length=MAX_PORTS)]
 
 
-class ReachAnswer(Wire, frozen=True, tag=True):
+class ReachAnswer(Tagged):
     """Answer to `ReachQuery`."""
 
     reached: Annotated[tuple[tuple[Ip, Port], ...], Meta(max_length=MAX_PORTS * MAX_PORTS)]
@@ -370,7 +395,7 @@ class RunSummary(Wire, frozen=True):
     owner: Annotated[str, Meta(pattern=VISIBLE_PATTERN, max_length=80)]
 
 
-class RunList(Wire, frozen=True, tag=True):
+class RunList(Tagged):
     """Answer to `RunsQuery`; also the record on the DHT."""
 
     runs: Annotated[tuple[RunSummary, ...], Meta(max_length=MAX_RUNS)]
@@ -386,7 +411,7 @@ class HeldoutLoss(Wire, frozen=True):
     """Number of held-out tokens that it is a mean over."""
 
 
-class Presence(Wire, frozen=True, tag=True):
+class Presence(Tagged):
     """Record of a member on the DHT, under its run's key."""
 
     wire_version: Count
@@ -401,7 +426,7 @@ class Presence(Wire, frozen=True, tag=True):
     """True: it keeps the run's history, and tells credits (`daemon.history`)."""
 
 
-class Reading(Wire, frozen=True, tag=True):
+class Reading(Tagged):
     """Record of a member on the DHT of what of the run's data is begun (`learner.samples`)."""
 
     data: Annotated[str, Meta(max_length=64)]
@@ -415,24 +440,39 @@ Bulk = PullUpdate | PullState | PullContribution
 Pull = Bulk | PullManifest | PullInitial | PullTokenizer | PullProbe | PullHistory
 OpenPull = PullManifest | PullInitial | PullTokenizer | PullProbe | PullHistory
 """Pulls of whoever is no member yet."""
+ReaderPull = OpenPull | PullState
+"""Pulls of a visitor with a pass."""
 
 
-class StandsQuery(Wire, frozen=True, tag=True):
+class StandsQuery(Tagged):
     """Question on which versions a member of this run stands."""
 
     run: RunId
 
 
-class Stands(Wire, frozen=True, tag=True):
+class SeatLine(Wire, frozen=True):
+    """Peer whose seat stands."""
+
+    peer: PeerId
+    name: PeerName
+    seat: Seat
+    """Seat in the first fragment that has it."""
+    silent_s: Count | None
+    """Seconds since it was heard; None: it was not heard in this life of whoever answers."""
+
+
+class Stands(Tagged):
     """Answer to `StandsQuery`, as an owner may vouch for it: the newest version of every fragment that has
     one above 0, and who had worked by then."""
 
     versions: Annotated[tuple[Vouch, ...], Meta(max_length=MAX_FRAGMENTS)]
+    seats: Annotated[tuple[SeatLine, ...], Meta(max_length=MAX_SEATS)] = ()
+    """Seats that stand in any fragment, by place: those by invites are among the first."""
 
 
 Query = RunsQuery | StatusQuery | NameQuery | StandsQuery | ReachQuery | AdmissionQuery | CreditsQuery
 T = TypeVar("T")
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgpack.Encoder()
 
 
 def encode(value: Wire) -> bytes:
@@ -447,8 +487,8 @@ def decode(data: bytes, expected: type[T]) -> T:
         RemoteError: "garbage".
     """
     try:
-        return msgspec.msgpack.decode(data, type=expected)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return msgpack.decode(data, type=expected)
+    except DAMAGE as error:
         raise RemoteError("garbage", str(error)[:120]) from error
 
 

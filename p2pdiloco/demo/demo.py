@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -249,7 +250,7 @@ class Demo:
         trains_s = self._chronicle.nodes[kill.node].trains_since_s
         if kill.back_s is None and trains_s is not None and self._restarted_s is not None:
             back_s = trains_s - self._restarted_s
-            self._kills[self._kills.index(kill)] = msgspec.structs.replace(kill, back_s=back_s)
+            self._kills[self._kills.index(kill)] = replace(kill, back_s=back_s)
             self._screen.note(f"{kill.node} has caught up, {back_s:.1f} s after its restart")
 
     def _recovering(self) -> bool:

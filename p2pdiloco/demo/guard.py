@@ -8,7 +8,6 @@ removed. Processes inherit the tag, so daemons' learners and p2pd are found also
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -17,6 +16,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -47,7 +47,7 @@ def kill_tagged(tag: str, folders: Sequence[Path]) -> None:
         if not left:
             break
         for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(left, timeout=ROUND_S)
     for folder in folders:
@@ -57,7 +57,7 @@ def kill_tagged(tag: str, folders: Sequence[Path]) -> None:
 def carry_out(commands: Iterable[Sequence[str]]) -> None:
     """Commands that clear up: each may fail or hang, and none keeps the others from being tried."""
     for words in commands:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(words, capture_output=True, timeout=END_TIMEOUT_S)
 
 
@@ -91,7 +91,7 @@ class Guard:
         if self._process.stdin is None or self._process.stdin.closed:
             return
         self._say(DONE)
-        with contextlib.suppress(BrokenPipeError):
+        with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
             self._process.wait(END_TIMEOUT_S)
@@ -102,7 +102,7 @@ class Guard:
     def _say(self, line: str) -> None:
         """A guard that somebody killed is missed at the end only."""
         if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
+            with suppress(BrokenPipeError):
                 self._process.stdin.write(line.encode())
                 self._process.stdin.flush()
 

@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from msgspec import Struct
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.run_store import RunStore, signed_files
 from p2pdiloco.config.manifest import Manifest, load_signed, run_id
@@ -27,6 +26,7 @@ from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import scatter
 from p2pdiloco.tensors.vault import Vault
+from p2pdiloco.util import Frozen
 
 PROBE_TOKENS = 1024
 """An inner step is timed with at most about so many tokens, and scaled."""
@@ -38,7 +38,7 @@ CROWDED = 0.8
 """Share of a core that a learner gets where every core has one: daemons and p2pd need the rest."""
 
 
-class SavedNode(Struct, frozen=True):
+class SavedNode(Frozen):
     """State that a node has saved: its versions, and the fragments whose bytes are not what their version
     says."""
 
@@ -64,9 +64,7 @@ class Judge:
         manifest, inner = self._manifest, self._manifest.inner
         sample = self._task.tokens_per_sample
         tokens = min(inner.tokens_per_step, max(1, PROBE_TOKENS // sample) * sample)
-        probe = msgspec.structs.replace(
-            manifest, inner=msgspec.structs.replace(inner, tokens_per_step=tokens)
-        )
+        probe = replace(manifest, inner=replace(inner, tokens_per_step=tokens))
         task = task_of(probe)
         training = Training(task, task.model(), self._data.train, "probe")
         times: list[float] = []
@@ -136,7 +134,7 @@ def read_saved(manifest: Manifest, name: str, data_dir: Path) -> SavedNode:
     path = next(iter(signed_files(data_dir)), data_dir / "runs")
     store = RunStore(data_dir, run_id(load_signed(path, verify)[0]))
     layouts, vault = fresh_vault(manifest)
-    versions: dict[int, dict[int, str]] = {}
+    versions = {}
     unsound = []
     for index in range(len(layouts)):
         saved = store.load_checkpoint(index)

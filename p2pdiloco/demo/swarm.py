@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 import psutil
-from msgspec import Struct
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import ROTATED_SUFFIX
 from p2pdiloco.adapters.p2pd import socket_folder
@@ -36,6 +36,7 @@ from p2pdiloco.errors import P2PDilocoError, StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.tasks.registry import render_toml, task_of
+from p2pdiloco.util import Action, Frozen
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 BASE = ("--listen", LISTEN, "--log", "text")
@@ -239,7 +240,7 @@ class Swarm:
         """The node of this name."""
         return next(node for node in self.nodes if node.name == name)
 
-    def start_bootstrap(self, pause: Pause, stop: Callable[[], None] = stop_here) -> str:
+    def start_bootstrap(self, pause: Pause, stop: Action = stop_here) -> str:
         """Start the bootstrap peer: the address that it prints. `stop`: stops this process when a person
         presses Ctrl-Z, and returns when it goes on.
 
@@ -288,7 +289,7 @@ class Swarm:
             pause(TICK_S)
         return [node.name for node in running if node.alive or node.exit_status != 0]
 
-    def _suspend(self, stop: Callable[[], None]) -> None:
+    def _suspend(self, stop: Action) -> None:
         """Stop with all nodes (Ctrl-Z): they have sessions of their own. Their learners stop with them."""
         running = [member for member in (self.bootstrap, *self.nodes) if member.alive]
         for number in (signal.SIGSTOP, signal.SIGCONT):
@@ -497,7 +498,7 @@ HEAD_KINDS = ("publish", "apply", "catchup")
 """Kinds of line that name the version which became the node's head, if they have a digest."""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Line(Frozen, kw_only=True, omit_defaults=True):
     """One line of an event log. A field that lines of its kind do not carry has its default."""
 
     node: str = ""
@@ -527,7 +528,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     longest_aside_s: float = 0.0
     cpu_s: float = 0.0
     loss: float | None = None
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
     pushed_bytes: int = 0
     updates_given_bytes: int = 0
     updates_passed_on_bytes: int = 0
@@ -616,7 +617,7 @@ def _decoded(lines: Iterable[bytes], node: str) -> list[Line]:
     found = []
     for line in lines:
         try:
-            found.append(msgspec.structs.replace(_DECODER.decode(line), node=node))
+            found.append(replace(_DECODER.decode(line), node=node))
         except msgspec.ValidationError:
             raise
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -630,7 +631,7 @@ _DECODER = msgspec.json.Decoder(Line)
 # Versions that nodes have, by their logs or on their disks, and where two differ.
 
 
-class HeldVersions(Struct, frozen=True):
+class HeldVersions(Frozen):
     """Versions that somebody holds: fragment -> number -> digest (of the version's header)."""
 
     name: str

@@ -12,13 +12,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
 from p2pdiloco.demo.swarm import WARM_UP_LINES, Chronicle, NodeTrace
 from p2pdiloco.errors import StorageError
+from p2pdiloco.util import Frozen
 
 
-class Kill(Struct, frozen=True):
+class Kill(Frozen):
     """One `kill -9`, and what followed."""
 
     node: str
@@ -31,7 +30,7 @@ class Kill(Struct, frozen=True):
     """Seconds from the restart of the process to its first inner step; None: it did not come back."""
 
 
-class DemoSummary(Struct, kw_only=True, frozen=True):
+class DemoSummary(Frozen, kw_only=True):
     """The report. Losses are in nats per byte (`loss_unit`); unknown is None."""
 
     preset: str
@@ -75,7 +74,7 @@ def choose_victim(chronicle: Chronicle, alive: Sequence[str]) -> str:
     return best if chronicle.offices_of(best) else ""
 
 
-class Pauses(Struct, frozen=True):
+class Pauses(Frozen):
     """Pauses of learners, and their median inner step, in seconds."""
 
     longest_s: float
@@ -200,7 +199,7 @@ def save_figure(figure: Any, path: Path) -> None:
 def _curve(trace: NodeTrace, began_s: float) -> tuple[list[float], list[float]]:
     """Training loss over time; the curve breaks off where the node was started again."""
     times: list[float] = []
-    losses: list[float] = []
+    losses = []
     for life in filter(None, trace.lives):
         if times:
             times.append(life[0].mono - began_s)

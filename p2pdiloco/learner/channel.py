@@ -15,14 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, field, msgpack
+from msgspec.structs import replace
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import Compile
 from p2pdiloco.core.api.config import Amendment
 from p2pdiloco.errors import StorageError, TransportError, encoded
 from p2pdiloco.learner.lifeline import DaemonStandstill
+from p2pdiloco.util import DAMAGE, Frozen
 
 MAX_SHARDS = 1024
 """Shards into which the data of an epoch is cut, at most (`learner.samples.Allotment`)."""
@@ -38,11 +39,11 @@ Rests = Literal["no", "paused", "ended"]
 # --- commands: daemon to learner ---------------------------------------------------------------------
 
 
-class Command(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Command(Frozen, tag=True, forbid_unknown_fields=True):
     """Base of the daemon's messages."""
 
 
-class BaseRef(Struct, frozen=True):
+class BaseRef(Frozen):
     """The version of a fragment that lies in one of its base buffers."""
 
     number: int
@@ -51,7 +52,7 @@ class BaseRef(Struct, frozen=True):
     """Tokens merged into this version and all before it."""
 
 
-class DataShare(Struct, frozen=True):
+class DataShare(Frozen):
     """Progress in the data, as readers of the same data tell each other (`learner.samples.Allotment`)."""
 
     data: Annotated[str, Meta(max_length=64)]
@@ -65,7 +66,7 @@ class DataShare(Struct, frozen=True):
     """Number of shards of an epoch; sent by the learner only. Bits of `taken` beyond so many are 0."""
 
 
-class LearnerOptions(Struct, frozen=True, kw_only=True):
+class LearnerOptions(Frozen, kw_only=True):
     """Node-local choices for the learner process."""
 
     peer: str
@@ -106,7 +107,7 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     evaluation_tokens: int = 16_384
 
 
-class FollowCourse(Command, frozen=True):
+class FollowCourse(Command):
     """Course of the run: what its owner changed, and whether inner steps are to be made now."""
 
     amendments: tuple[Amendment, ...] = ()
@@ -114,7 +115,7 @@ class FollowCourse(Command, frozen=True):
     """Reason why no inner steps are made; what was made is handed out, and commands are obeyed."""
 
 
-class SpareMachine(Command, frozen=True):
+class SpareMachine(Command):
     """Wish of the machine's owner: how much of it inner steps leave to others. The run's course is apart."""
 
     rests: bool = False
@@ -123,7 +124,7 @@ class SpareMachine(Command, frozen=True):
     """Least seconds of an inner step, on average."""
 
 
-class Start(Command, frozen=True):
+class Start(Command):
     """First frame: everything that the learner needs to begin."""
 
     manifest: Manifest
@@ -139,7 +140,7 @@ class Start(Command, frozen=True):
     spare: SpareMachine = SpareMachine()
 
 
-class Install(Command, frozen=True):
+class Install(Command):
     """Order to go over to a newer version of a fragment, which lies in base buffer `buffer`
     (`learner.fragments`)."""
 
@@ -151,14 +152,14 @@ class Install(Command, frozen=True):
     """Tokens merged into this version and all before it."""
 
 
-class CopyOut(Command, frozen=True):
+class CopyOut(Command):
     """Closing call: copy this fragment out, as it is or as it will be at the next boundary
     (`learner.mailbox.Answering`). `CopiedOut` or `NothingToCopy`."""
 
     fragment: int
 
 
-class FreeSlot(Command, frozen=True):
+class FreeSlot(Command):
     """Message that the last copy of this fragment will never be merged as it stands."""
 
     fragment: int
@@ -166,29 +167,29 @@ class FreeSlot(Command, frozen=True):
     """True: it holds NaN or infinity."""
 
 
-class TakePart(Command, frozen=True):
+class TakePart(Command):
     """Order to contribute to every `every`-th version only: the link does not carry more."""
 
     every: Annotated[int, Meta(ge=1)]
 
 
-class Learners(Command, frozen=True):
+class Learners(Command):
     """Number of learners that train in this run now, as far as the daemon knows, this one included."""
 
     count: Annotated[int, Meta(ge=1)]
 
 
-class ShareData(Command, frozen=True):
+class ShareData(Command):
     """Other readers of the data, and the shards that are begun. Also sent right after `Start`."""
 
     share: DataShare
 
 
-class Evaluate(Command, frozen=True):
+class Evaluate(Command):
     """Order to measure the held-out loss of the global parameters (the current bases): `Evaluated`."""
 
 
-class Appraise(Command, frozen=True):
+class Appraise(Command):
     """Order to measure what a peer's contribution does to the loss, and what ours does, both in the file
     (`tensors.vault.Appraisable`): `Appraised`."""
 
@@ -198,18 +199,18 @@ class Appraise(Command, frozen=True):
     """File of this question alone: the answer names it, too."""
 
 
-class Save(Command, frozen=True):
+class Save(Command):
     """Order to write the learner's state to this file: `Saved`."""
 
     path: Path
 
 
-class StopStepping(Command, frozen=True):
+class StopStepping(Command):
     """Order to make no more inner steps and obey at once, until `Stop`. A step that is under way is given up,
     where that can be done (`learner.mailbox.Answering`)."""
 
 
-class Stop(Command, frozen=True):
+class Stop(Command):
     """Order to end at the next boundary, after saving if a path is given."""
 
     save_path: Path | None = None
@@ -236,11 +237,11 @@ AnyCommand = (
 # --- events: learner to daemon -----------------------------------------------------------------------
 
 
-class LearnerEvent(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class LearnerEvent(Frozen, tag=True, forbid_unknown_fields=True):
     """Base of the learner's messages."""
 
 
-class Ready(LearnerEvent, frozen=True):
+class Ready(LearnerEvent):
     """Message that start-up is over and the first inner step begins."""
 
     device: str
@@ -258,7 +259,7 @@ class Ready(LearnerEvent, frozen=True):
     """True: it can measure contributions (`Appraise`)."""
 
 
-class CopiedOut(LearnerEvent, frozen=True):
+class CopiedOut(LearnerEvent):
     """Message that theta of a fragment, or a share of the way to it, is in `exchange.sent`; the
     pseudo-gradient is `base[base_buffer] - sent`.
 
@@ -274,7 +275,7 @@ class CopiedOut(LearnerEvent, frozen=True):
     due: bool
 
 
-class NothingToCopy(LearnerEvent, frozen=True):
+class NothingToCopy(LearnerEvent):
     """Answer to `CopyOut`: the slot is in use, no inner step was made since the last copy-out, or it is not
     this learner's turn (`TakePart`)."""
 
@@ -282,7 +283,7 @@ class NothingToCopy(LearnerEvent, frozen=True):
     slot_in_use: bool
 
 
-class Applied(LearnerEvent, frozen=True):
+class Applied(LearnerEvent):
     """Message that an `Install` is done: theta of the fragment is measured against this version."""
 
     fragment: int
@@ -290,13 +291,13 @@ class Applied(LearnerEvent, frozen=True):
     inner_step: int
 
 
-class Note(LearnerEvent, frozen=True):
+class Note(LearnerEvent):
     """Remark that a person should read."""
 
     text: Text
 
 
-class Status(LearnerEvent, frozen=True):
+class Status(LearnerEvent):
     """Progress of the learner; about every `status_interval_s`, the latest one wins."""
 
     inner_step: int
@@ -328,19 +329,19 @@ class Status(LearnerEvent, frozen=True):
     """Shards that are begun, by this learner and, as far as it was told, by others."""
 
 
-class Evaluated(LearnerEvent, frozen=True):
+class Evaluated(LearnerEvent):
     """Held-out loss of the global parameters, nats per token, over `tokens` tokens."""
 
     loss: float | None
     """None: this program has nothing to measure it with."""
     tokens: int
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = field(default_factory=dict)
     """Figures that the task measures beside the loss."""
     took_s: float = 0.0
     """Seconds in which no inner step was made."""
 
 
-class Appraised(LearnerEvent, frozen=True):
+class Appraised(LearnerEvent):
     """Gain of two contributions: by how much, in nats, each makes the loss of each batch smaller. Empty: the
     file is not to be had."""
 
@@ -354,7 +355,7 @@ class Appraised(LearnerEvent, frozen=True):
     """Seconds in which no inner step was made."""
 
 
-class StateSaved(LearnerEvent, frozen=True):
+class StateSaved(LearnerEvent):
     """Message that a save is over. A failed one changes nothing else: an older file is still there."""
 
     path: Path
@@ -364,7 +365,7 @@ class StateSaved(LearnerEvent, frozen=True):
     """True: `Stop` asked for it, and no inner step comes after it."""
 
 
-class Failed(LearnerEvent, frozen=True):
+class Failed(LearnerEvent):
     """Message that the learner cannot go on and ends; the last event."""
 
     reason: Text
@@ -402,11 +403,9 @@ def _path_from_bytes(kind: type, found: object) -> Path:
     raise ValueError("not a path")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_path_as_bytes)
-_commands: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(
-    AnyCommand, dec_hook=_path_from_bytes
-)
-_events: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent, dec_hook=_path_from_bytes)
+_encoder = msgpack.Encoder(enc_hook=_path_as_bytes)
+_commands: msgpack.Decoder[AnyCommand] = msgpack.Decoder(AnyCommand, dec_hook=_path_from_bytes)
+_events: msgpack.Decoder[AnyEvent] = msgpack.Decoder(AnyEvent, dec_hook=_path_from_bytes)
 
 
 def frame(message: Command | LearnerEvent) -> bytes:
@@ -442,7 +441,7 @@ def decode_command(body: bytes) -> AnyCommand:
     """Decode a frame from the daemon. Raises: ChannelBroken."""
     try:
         return _commands.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DAMAGE as error:
         raise ChannelBroken(f"not a command: {error}") from error
 
 
@@ -450,7 +449,7 @@ def decode_event(body: bytes) -> AnyEvent:
     """Decode a frame from the learner. Raises: ChannelBroken."""
     try:
         return _events.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DAMAGE as error:
         raise ChannelBroken(f"not an event: {error}") from error
 
 
@@ -612,7 +611,7 @@ def _folded(older: Status | None, newer: Status) -> Status:
     """Keep the longest pauses of both: a slow reader misses none."""
     if older is None:
         return newer
-    return msgspec.structs.replace(
+    return replace(
         newer,
         longest_gap_s=max(older.longest_gap_s, newer.longest_gap_s),
         longest_aside_s=max(older.longest_aside_s, newer.longest_aside_s),

@@ -7,18 +7,17 @@ for the optimizer's step.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from msgspec import Struct
 from torch import Tensor, nn
 
 from p2pdiloco.config.settings import Compile
@@ -27,12 +26,13 @@ from p2pdiloco.learner.lifeline import PassTooLarge
 from p2pdiloco.learner.optimizer import Optimizer, set_learning_rate
 from p2pdiloco.learner.ranks import autocast, give_memory_back, out_of_memory
 from p2pdiloco.tasks.task import Task
+from p2pdiloco.util import Frozen
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
 
 
-class PassOptions(Struct, frozen=True):
+class PassOptions(Frozen):
     """Choices about passes, as in `learner.channel.LearnerOptions`."""
 
     micro_batch_tokens: int = 0
@@ -373,7 +373,7 @@ def bound_cache(folder: Path) -> None:
 def _size(folder: Path) -> int:
     """Bytes of all files, some of which an earlier learner may just be removing."""
     found = 0
-    with contextlib.suppress(OSError):  # a file is gone: the next time counts it all
+    with suppress(OSError):  # a file is gone: the next time counts it all
         for path in folder.rglob("*"):
             found += path.stat().st_size
     return found

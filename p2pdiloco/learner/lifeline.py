@@ -7,18 +7,18 @@ does not end for a full log, nor for signals that others are sent as well. While
 
 from __future__ import annotations
 
-import contextlib
 import io
 import signal
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from p2pdiloco.errors import DataError, P2PDilocoError
+from p2pdiloco.util import Now
 
 DRAIN_TIMEOUT_S = 2.0
 """Seconds that a daemon may take to read the last words."""
@@ -85,7 +85,7 @@ class _Log(io.FileIO):
     """Log that loses what does not fit: a full disk must not end a process that writes that it is full."""
 
     def write(self, data: Any, /) -> int:
-        with contextlib.suppress(OSError):  # there is nowhere to say it
+        with suppress(OSError):  # there is nowhere to say it
             super().write(data)
         return memoryview(data).nbytes
 
@@ -112,7 +112,7 @@ class DaemonStandstill:
     reaches.
     """
 
-    def __init__(self, sock: socket.socket, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, sock: socket.socket, clock: Now = time.monotonic) -> None:
         self._pid = _process_behind(sock)
         self._clock = clock
         self._looked_s = float("-inf")
@@ -133,7 +133,7 @@ def _process_behind(sock: socket.socket) -> int:
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return 0
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size))
         return int(pid)
     return 0

@@ -19,13 +19,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import torch
-from msgspec import Struct
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ from p2pdiloco.tasks.initial import named_parameters, plain_parameters
 from p2pdiloco.tasks.task import Samples, Shards, Task
 from p2pdiloco.tensors.layout import FragmentLayout, scatter
 from p2pdiloco.tensors.vault import Appraisable, read_appraisal
-from p2pdiloco.util import clear_folder_at, set_aside
+from p2pdiloco.util import Frozen, Say, clear_folder_at, set_aside
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
@@ -123,7 +123,7 @@ class TrainingDiverged(P2PDilocoError):
     """Error: loss or gradient was not finite for `MAX_SKIPPED_IN_A_ROW` inner steps in a row."""
 
 
-class StepReport(Struct, frozen=True):
+class StepReport(Frozen):
     """Result of an inner step."""
 
     inner_step: int
@@ -186,7 +186,7 @@ class Training(TrainingCounts):
         self._passes = Passes(task, model, first, options, together, self.bf16)
         self._recorded_update: RecordedUpdate | None = None
         self._records_updates = True
-        self._say: Callable[[str], None] = lambda _text: None
+        self._say: Say = lambda _text: None
         self._ahead: Batch | None = None
         """Samples of the next step, taken and on their way to the accelerator while that computes."""
 
@@ -224,7 +224,7 @@ class Training(TrainingCounts):
         """Samples of one pass."""
         return self._passes.samples
 
-    def listen(self, say: Callable[[str], None]) -> None:
+    def listen(self, say: Say) -> None:
         """Be told, from now on, of what takes long, before it does."""
         self._say = say
 
@@ -288,7 +288,7 @@ def train(training: Training, boundary: Callable[[StepReport], bool]) -> None:
 CHECKPOINT_FORMAT = 2
 
 
-class LearnerMeta(Struct, frozen=True):
+class LearnerMeta(Frozen):
     """The part of a learner state that is not tensors."""
 
     format: int
@@ -464,7 +464,7 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 EVALUATION_TOKENS_AT_ONCE = 8192
 
 
-class Evaluation(Struct, frozen=True):
+class Evaluation(Frozen):
     """Figures of a model, means over held-out samples."""
 
     loss: float
@@ -559,6 +559,7 @@ APPRAISAL_TOKENS = 512, 16_384
 forward passes over each cost less than three such steps."""
 
 
+@dataclass
 class Appraiser:
     """Appraiser of contributions: what a step along each of two does to the loss, on the same samples.
 
@@ -574,15 +575,12 @@ class Appraiser:
         heldout: samples that nobody trains on.
     """
 
-    def __init__(
-        self,
-        training: Training,
-        layouts: Sequence[FragmentLayout],
-        heldout: Batch,
-        global_model: Callable[[], nn.Module],
-    ) -> None:
-        self._training, self._layouts = training, layouts
-        self._heldout, self._global_model = heldout, global_model
+    _training: Training
+    _layouts: Sequence[FragmentLayout]
+    _heldout: Batch
+    _global_model: Callable[[], nn.Module]
+
+    def __post_init__(self) -> None:
         self._rng = np.random.default_rng()
 
     def appraise(self, command: Appraise) -> Appraised:

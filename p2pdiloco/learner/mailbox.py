@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -52,7 +53,7 @@ from p2pdiloco.learner.lifeline import LOOK_EVERY_S
 from p2pdiloco.learner.loop import Appraiser, Evaluation, StepReport, Training, evaluate
 from p2pdiloco.learner.optimizer import HeldShares
 from p2pdiloco.tasks.initial import named_parameters
-from p2pdiloco.util import MovingAverage
+from p2pdiloco.util import Action, MovingAverage, Now
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
@@ -69,7 +70,7 @@ FINISH_POLL_S = 1.0
 class StepTimes:
     """Times of inner steps, without the pauses that evaluation and saving make."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Now) -> None:
         self._clock = clock
         self._last: float | None = None
         self._step_time_s = MovingAverage()
@@ -131,7 +132,7 @@ class Mailbox:
         heldout: Batch,
         spare_model: Callable[[], nn.Module],
         status_interval_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Now = time.monotonic,
     ) -> None:
         """Make the hook of one training.
 
@@ -307,7 +308,7 @@ class Mailbox:
             case _:
                 invariant(False, f"a second {type(command).__name__}")
 
-    def answer_calls(self, give_up: Callable[[], None] | None) -> None:
+    def answer_calls(self, give_up: Action | None) -> None:
         """Answer closing calls that came since the last boundary, as it was there. Only while nothing writes
         parameters (`Answering`).
 
@@ -437,7 +438,7 @@ class Stillness:
         """Take in what ended the other thread."""
         self._failure = error
 
-    @contextlib.contextmanager
+    @contextmanager
     def meanwhile(self) -> Iterator[None]:
         """Context inside of which the other thread reads; nothing inside may write parameters.
 
@@ -457,7 +458,7 @@ class Stillness:
         if self._failure is not None:
             raise self._failure
 
-    @contextlib.contextmanager
+    @contextmanager
     def reading(self) -> Iterator[torch.cuda.Event | None]:
         """Context of the other thread, which begins when parameters stand still. Gives what a device is to
         reach before it copies them, if it computes by itself."""
@@ -484,7 +485,7 @@ class Answering:
         self,
         still: Stillness,
         readable: Callable[[socket.socket], bool],
-        answer: Callable[[], None],
+        answer: Action,
         device: torch.device,
     ) -> None:
         """`readable` waits until there may be commands, or the given socket can be read, and says False in

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
 
 import torch
-from msgspec import Struct
 from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import InnerSection
@@ -21,6 +20,7 @@ from p2pdiloco.config.settings import Shard
 from p2pdiloco.errors import UserError, invariant
 from p2pdiloco.learner.ranks import free_bytes, multiplies_bf16, passes_in_bf16
 from p2pdiloco.tensors.layout import FragmentLayout, Piece, gather, rows_of_piece, scatter
+from p2pdiloco.util import Frozen, Values
 
 if TYPE_CHECKING:
     from p2pdiloco.learner.ranks import Distributed, Ranks
@@ -30,7 +30,7 @@ class Optimizer(Protocol):
     """Interface of an optimizer, as the inner loop and its checkpoint need it."""
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[Values]:
         """Dicts with "params", "lr" and "weight_decay"."""
 
     state: MutableMapping[Tensor, dict[str, Tensor]]
@@ -54,7 +54,7 @@ class Together:
             part.state = self.state  # one mapping for all: parameters are different ones
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[Values]:
         """Groups of all parts."""
         return [group for part in self._parts for group in part.param_groups]
 
@@ -154,7 +154,7 @@ class FusedAdamW:
 
     kind = "adamw"
 
-    def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
+    def __init__(self, groups: list[Values], lr: float, betas: tuple[float, float]) -> None:
         """Take groups of parameters: dicts with "params" and "weight_decay"."""
         self.param_groups = [{**group, "lr": lr} for group in groups]
         self.state: MutableMapping[Tensor, dict[str, Tensor]] = {}
@@ -226,7 +226,7 @@ class Muon:
     """
 
     def __init__(self, params: list[Tensor], lr: float, weight_decay: float, momentum: float) -> None:
-        self.param_groups: list[dict[str, Any]] = [{"params": params, "lr": lr, "weight_decay": weight_decay}]
+        self.param_groups: list[Values] = [{"params": params, "lr": lr, "weight_decay": weight_decay}]
         self.state: MutableMapping[Tensor, dict[str, Tensor]] = {}
         self._momentum = momentum
 
@@ -550,7 +550,7 @@ class HeldCopies(HeldParameters):
             self._ranks.broadcast(rows_of_piece(self._params, piece))
 
 
-class RankSpan(Struct, frozen=True):
+class RankSpan(Frozen):
     """A run of elements of a fragment that one rank has."""
 
     tensor: str

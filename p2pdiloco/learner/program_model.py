@@ -11,6 +11,7 @@ model is still there after the program's next step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -25,6 +26,7 @@ from p2pdiloco.learner.optimizer import HeldParameters, is_shared_out, own
 from p2pdiloco.tasks.description import VARIANCE, persistent_buffers, put_constants
 from p2pdiloco.tasks.initial import plain_name, plain_parameters
 from p2pdiloco.tensors.layout import FragmentLayout
+from p2pdiloco.util import Frozen, Values
 
 SAMPLE = 1024
 """Elements of a fragment's sample."""
@@ -35,10 +37,10 @@ FEW = 8
 class HasGroups(Protocol):
     """An optimizer, as far as a session looks at it."""
 
-    param_groups: list[dict[str, Any]]
+    param_groups: list[Values]
 
 
-class _Kind(Struct, frozen=True):
+class _Kind(Frozen):
     """Properties of a parameter that stay as they are for a session."""
 
     dtype: torch.dtype
@@ -51,7 +53,7 @@ class _Places:
     `named_parameters` is."""
 
     def __init__(self, model: nn.Module, with_buffers: bool) -> None:
-        self._tables: list[dict[str, Any]] = []
+        self._tables: list[Values] = []
         for module in model.modules():
             self._tables += [module._parameters, module._modules, *[module._buffers][: int(with_buffers)]]
         self._entries = [(table, key, value) for table in self._tables for key, value in table.items()]
@@ -335,6 +337,7 @@ def judge(move: WatchedMove, usual_step: float) -> Verdict | None:
     return "undone"
 
 
+@dataclass
 class MoveWatch:
     """Watch over what installs put into a program's model.
 
@@ -353,12 +356,10 @@ class MoveWatch:
     rate a step may go back along the move by itself, but then it goes along the gradient.
     """
 
-    def __init__(
-        self,
-        parameters: ProgramParameters,
-        layouts: Sequence[FragmentLayout],
-    ) -> None:
-        self._parameters, self._layouts = parameters, layouts
+    _parameters: ProgramParameters
+    _layouts: Sequence[FragmentLayout]
+
+    def __post_init__(self) -> None:
         self._moves: dict[int, WatchedMove] = {}
         self._undone: dict[int, int] = {}
         """Moves undone in a row, by fragment: what is kept in another one excuses nothing."""

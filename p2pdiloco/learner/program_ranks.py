@@ -20,14 +20,14 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import msgspec
 import numpy as np
 import torch
-from msgspec import Struct
+from msgspec import msgpack
 from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import InnerSection
@@ -44,6 +44,7 @@ from p2pdiloco.tasks.initial import plain_parameters
 from p2pdiloco.tasks.own_tasks import OWN_LOOP
 from p2pdiloco.tasks.task import Constant
 from p2pdiloco.tensors.layout import FragmentLayout
+from p2pdiloco.util import Frozen, Now, Values
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -55,10 +56,10 @@ APART = 1e-4
 """Difference between copies, as a share of them, that is no rounding."""
 DIGEST_BYTES = 6
 """Bytes of the digest by which ranks compare their models: as many as a word (float64) holds exactly."""
-_encode = msgspec.msgpack.encode
+_encode = msgpack.encode
 
 
-class CallAnswer(Struct, frozen=True):
+class CallAnswer(Frozen):
     """Answer of rank 0 to a call, for all ranks."""
 
     goes_on: bool
@@ -71,7 +72,7 @@ class CallAnswer(Struct, frozen=True):
     """Addresses of the node, told once, when the session begins."""
 
 
-class Failure(Struct, frozen=True):
+class Failure(Frozen):
     """Error of one rank, which ends the call in all."""
 
     sentence: str
@@ -84,7 +85,7 @@ class SessionOver(UserError):
     """Error that ends the session in all ranks: in one of them it has ended already."""
 
 
-class RunPlan(Struct, frozen=True):
+class RunPlan(Frozen):
     """Parameters of the run, its fragments, and the constants of its model."""
 
     names: tuple[str, ...]
@@ -106,13 +107,13 @@ def unpacked(constants: Sequence[tuple[Constant, bytes]]) -> dict[str, Tensor]:
     }
 
 
-_failure_of = msgspec.msgpack.Decoder(Failure).decode
+_failure_of = msgpack.Decoder(Failure).decode
 
 
-_answer_of = msgspec.msgpack.Decoder(CallAnswer).decode
+_answer_of = msgpack.Decoder(CallAnswer).decode
 
 
-_plan_of = msgspec.msgpack.Decoder(RunPlan).decode
+_plan_of = msgpack.Decoder(RunPlan).decode
 
 
 def ranks_of(group: ProcessGroup | None, model: nn.Module) -> Ranks:
@@ -277,9 +278,7 @@ def hold(parameters: ProgramParameters, ranks: Ranks) -> HeldParameters:
     return HeldShares(found, ranks)
 
 
-def global_loss(
-    ranks: Ranks, fragments: Fragments, parameters: ProgramParameters, measure: Callable[[], float]
-) -> float:
+def global_loss(ranks: Ranks, fragments: Fragments, parameters: ProgramParameters, measure: Now) -> float:
     """Measure the global parameters in the program's model, in all ranks, as rank 0: the mean of what they
     find. The model has its own again afterwards.
 
@@ -300,7 +299,7 @@ def global_loss(
         fragments.held.bring_back()
 
 
-def measured(ranks: Ranks, measure: Callable[[], float]) -> float:
+def measured(ranks: Ranks, measure: Now) -> float:
     """Measure the model as it is, in all ranks: the mean of what they find. Raises: UserError (it failed in
     another rank); what it raises in this one is passed on."""
     if not isinstance(ranks, Distributed):
@@ -366,7 +365,7 @@ class ProgramRanks:
         except RankLost as error:
             raise self._lose(error) from error
         except BaseException as error:
-            with contextlib.suppress(RankLost):
+            with suppress(RankLost):
                 self._ranks.tell("fail", failure(error, self._role.stopped))
             raise
 
@@ -393,7 +392,7 @@ class FollowingRank:
         ranks: Distributed,
         model: nn.Module,
         optimizer: HasGroups | None,
-        evaluate: Callable[[], float] | None,
+        evaluate: Now | None,
     ) -> None:
         """Take the ranks, which have met, and what this one's `Session` was given."""
         self._ranks = ranks
@@ -494,7 +493,7 @@ class ProgramTraining(TrainingCounts):
     """Training of the program's own loop, as mailbox and checkpoints ask for it."""
 
     def __init__(
-        self, section: InnerSection, model: nn.Module, groups: list[dict[str, Any]], ranks: Ranks = ALONE
+        self, section: InnerSection, model: nn.Module, groups: list[Values], ranks: Ranks = ALONE
     ) -> None:
         super().__init__()
         self.section, self.model, self.ranks = section, model, ranks
@@ -520,7 +519,7 @@ class ProgramMailbox(Mailbox):
         training: ProgramTraining,
         start: Start,
         moves: MoveWatch,
-        measure: Callable[[], float] | None,
+        measure: Now | None,
     ) -> None:
         """`moves` hears of every install; `measure` gives the model's loss on held-out data."""
         super().__init__(
@@ -581,5 +580,5 @@ class ProgramMailbox(Mailbox):
 
     def _save(self, path: Path, last: bool = False) -> None:
         """A daemon that does not wait for it is gone."""
-        with contextlib.suppress(ChannelBroken):
+        with suppress(ChannelBroken):
             super()._save(path, last)

@@ -36,9 +36,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, get_args
 
-import msgspec
 import torch
-from msgspec import Struct
+from msgspec import msgpack
 from torch import Tensor, nn
 
 from p2pdiloco.config.settings import Precision
@@ -48,6 +47,7 @@ from p2pdiloco.learner.channel import Start, frame
 from p2pdiloco.learner.lifeline import EXIT_FAILED, EXIT_RANK_KILLED, EXIT_TOO_LARGE, PassTooLarge, RankKilled
 from p2pdiloco.priority import lower_process
 from p2pdiloco.tensors.sizes import CPU_MICRO_BATCH_TOKENS
+from p2pdiloco.util import Frozen
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -63,8 +63,8 @@ RENDEZVOUS_FILE = "rendezvous"
 MAX_BATCH_WORDS = 64
 """Words of a batch's description: enough to say how many tensors it has, and of what type and shape."""
 DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool, torch.float32, torch.float16)
-_encode = msgspec.msgpack.encode
-_decode = msgspec.msgpack.Decoder(tuple[Amendment, ...]).decode
+_encode = msgpack.encode
+_decode = msgpack.Decoder(tuple[Amendment, ...]).decode
 
 
 class RankLost(P2PDilocoError):
@@ -77,7 +77,7 @@ OrderKind = Literal[
 ]  # fmt: skip
 
 
-class Order(Struct, frozen=True):
+class Order(Frozen):
     """Order of rank 0 to the others, between two inner steps."""
 
     kind: OrderKind

@@ -22,17 +22,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import msgspec
 import numpy as np
 import torch
-from msgspec import Meta, Struct
+from msgspec import Meta, msgpack
 from numpy.typing import NDArray
 
 from p2pdiloco.errors import DataError
 from p2pdiloco.learner.channel import MAX_EPOCH, MAX_SHARDS, DataShare
 from p2pdiloco.tasks.documents import hash64
 from p2pdiloco.tasks.task import Place, Reader, Samples, Shards
-from p2pdiloco.util import read_note
+from p2pdiloco.util import Frozen, read_note
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch, Indices
@@ -43,7 +42,7 @@ LATELY = 4
 """Times as many samples as are drawn of another reader's share: those that it took last."""
 
 
-class SavedPlace(Struct, frozen=True):
+class SavedPlace(Frozen):
     """Content of the file."""
 
     data: str
@@ -57,7 +56,7 @@ class SavedPlace(Struct, frozen=True):
     """Number of samples from there on that are used."""
 
 
-_decoder = msgspec.msgpack.Decoder(SavedPlace)
+_decoder = msgpack.Decoder(SavedPlace)
 
 
 class Ordered:
@@ -249,7 +248,7 @@ class SampleStream:
             return
         temporary = self._path.with_name(self._path.name + ".tmp")
         try:
-            temporary.write_bytes(msgspec.msgpack.encode(saved))
+            temporary.write_bytes(msgpack.encode(saved))
             temporary.replace(self._path)
         except OSError as error:
             if not self._unwritable:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, cast
 
 import torch
-from msgspec import Struct
 from torch import Tensor, nn
 
 from p2pdiloco.config.settings import Shard
@@ -52,9 +51,10 @@ from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Data, Task, constants_of
 from p2pdiloco.tasks.tokens import read_tokenizer
 from p2pdiloco.tensors.layout import Exchange, FragmentLayout, plan_fragments
+from p2pdiloco.util import Frozen
 
 
-class LearnerParts(Struct, frozen=True):
+class LearnerParts(Frozen):
     """Parts that every process of a learner builds in the same way."""
 
     threads: int
@@ -160,7 +160,7 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
     own = None if options.data_path is None else str(options.data_path)
     data = task.load_data(own) if rank == 0 else None
     layouts = plan_fragments(task.specs(), manifest.sync.fragments)
-    constants: dict[str, Tensor] = {}
+    constants = {}
     if options.initial_path is not None:
         constants = load_constants(options.initial_path, constants_of(manifest.model))
     model = instance_of(task, constants)
@@ -269,7 +269,7 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerPar
     if not mailbox.begin():
         ranks.order("end")
         return
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         if answers:
             give_up = (lambda: _give_up(channel)) if gives_up else None
             answer = partial(mailbox.answer_calls, give_up)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -34,6 +34,7 @@ from p2pdiloco.tasks.hub_models import (
 from p2pdiloco.tasks.own_tasks import MAX_PARAMETERS, broken_shapes, specs_from_texts, texts_from_specs
 from p2pdiloco.tasks.task import Data, Listed, Task, broken_constants
 from p2pdiloco.tensors.sizes import MAX_TENSORS, TensorSpec, kept_bytes, logits_bytes
+from p2pdiloco.util import DAMAGE, Say, Values
 
 if TYPE_CHECKING:
     from torch import Tensor, device, nn
@@ -227,7 +228,7 @@ CAUSAL_NOISE = 1e-5
 way."""
 
 
-class HubSection(ModelSection, frozen=True, kw_only=True, omit_defaults=True):
+class HubSection(ModelSection, kw_only=True, omit_defaults=True):
     """Config of the architecture, and what follows from it."""
 
     comments: ClassVar[dict[str, str]] = {
@@ -280,7 +281,7 @@ class HubCausalLM(Task):
             )
         try:
             found = msgspec.json.decode(self.section.config)  # strictly: no bare Infinity, nor NaN
-        except (msgspec.MsgspecError, ValueError, RecursionError):
+        except DAMAGE:
             found = None
         if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
             return "model.config must be a JSON object with a model_type"
@@ -358,7 +359,7 @@ class HubCausalLM(Task):
         return hub_files(self.manifest, json.loads(self.section.config), context, self.tokenizer_file)
 
 
-def section_of(config: dict[str, Any], context_tokens: int) -> HubSection:
+def section_of(config: Values, context_tokens: int) -> HubSection:
     """`[model]` for an architecture. Dropout is set to 0: few runs see a token twice. The context is at most
     what the architecture is made for.
 
@@ -384,7 +385,7 @@ def section_of(config: dict[str, Any], context_tokens: int) -> HubSection:
     )
 
 
-def built(config: dict[str, Any], expected: tuple[TensorSpec, ...], seed: int = 0) -> nn.Module:
+def built(config: Values, expected: tuple[TensorSpec, ...], seed: int = 0) -> nn.Module:
     """The model in fp32 with the architecture's own initialisation.
 
     Raises:
@@ -405,7 +406,7 @@ def built(config: dict[str, Any], expected: tuple[TensorSpec, ...], seed: int = 
         return _made(config).float()
 
 
-def _meta(config: dict[str, Any], expected: tuple[TensorSpec, ...] | None = None) -> nn.Module:
+def _meta(config: Values, expected: tuple[TensorSpec, ...] | None = None) -> nn.Module:
     """Build without memory, in bounds if it is known what parameters are `expected`.
 
     Raises:
@@ -421,7 +422,7 @@ def _meta(config: dict[str, Any], expected: tuple[TensorSpec, ...] | None = None
         return _made(config)
 
 
-def _config(config: dict[str, Any]) -> Any:
+def _config(config: Values) -> Any:
     """Without what would fetch something."""
     try:
         from transformers import CONFIG_MAPPING, AutoConfig, __version__
@@ -461,7 +462,7 @@ def _model_class(made: Any) -> Any:
     return known[type(made)]
 
 
-def _made(config: dict[str, Any]) -> nn.Module:
+def _made(config: Values) -> nn.Module:
     made = _config(config)
     _model_class(made)
     from transformers import AutoModelForCausalLM
@@ -533,9 +534,7 @@ def check_causal(model: nn.Module, kind: object) -> None:
         )
 
 
-def existing(
-    folder: Path, config: dict[str, Any], words: str, types: Mapping[str, str], say: Callable[[str], None]
-) -> nn.Module:
+def existing(folder: Path, config: Values, words: str, types: Mapping[str, str], say: Say) -> nn.Module:
     """Load a model that exists, in fp32, from safetensors only; `config`: its config.json; `words`: what a
     person knows the folder as; `types`: name -> type in its files.
 

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import safetensors
 import torch
-from msgspec import Struct
 from torch import Tensor, nn
 
 from p2pdiloco.errors import StorageError, UserError, first_line
 from p2pdiloco.tasks.initial import plain_name, plain_parameters, tensor_specs
 from p2pdiloco.tasks.task import KINDS, Constant, Task
 from p2pdiloco.tensors.sizes import TensorSpec
+from p2pdiloco.util import Frozen
 
 MEAN, VARIANCE = "running_mean", "running_var"
 _STATISTICS = (MEAN, VARIANCE, "num_batches_tracked")
 _HINT = "all members' models are the same: look at the releases of the model's library, and of the program"
 
 
-class Description(Struct, frozen=True):
+class Description(Frozen):
     """Parts of a model, by name."""
 
     parameters: tuple[TensorSpec, ...]

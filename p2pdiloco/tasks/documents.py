@@ -24,6 +24,7 @@ import msgspec
 
 from p2pdiloco.config.manifest import TOKENIZER_PATTERN, DataSection
 from p2pdiloco.errors import DataError, UserError, first_line, install_hint
+from p2pdiloco.util import DAMAGE, Values
 
 SUFFIXES = {"jsonl": (".jsonl", ".jsonl.gz", ".ndjson"), "parquet": (".parquet",)}
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
@@ -52,13 +53,13 @@ def rows(path: Path, section: DataSection) -> Iterator[str]:
 
 
 def _lines(path: Path, field: str) -> Iterator[Any]:
-    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    decode = msgspec.json.Decoder(Values).decode
     for number, line in enumerate(_bounded_lines(path), 1):
         if not line.strip():
             continue
         try:
             row = decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except DAMAGE as error:
             raise DataError(f"line {number} of {path} is no JSON object: {_reason(line, error)}") from error
         if field not in row:
             raise DataError(f'line {number} of {path} has no key "{field}"', "check data.field")

@@ -15,14 +15,13 @@ import math
 import mmap
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
 from p2pdiloco.errors import UserError, first_line, install_hint
 from p2pdiloco.tasks.hub_models import check_loaded
+from p2pdiloco.util import Frozen, Say, Values
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -36,10 +35,10 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _TEXT, _ARRAY = 8, 9
 
 
-class GgufHeader(Struct, frozen=True):
+class GgufHeader(Frozen):
     """Header of a file: entries, and tensors."""
 
-    values: dict[str, Any]
+    values: Values
     """Numbers and texts by key; of arrays their lengths."""
     tensors: dict[str, int]
     """Number of the type of each tensor, by name."""
@@ -156,7 +155,7 @@ _INSTEAD = "start from its folder of safetensors instead"
 _PLAIN = ("F32", "F16", "BF16", "F64")
 
 
-def save_as_folder(file: Path, folder: Path, say: Callable[[str], None], tokenizer: bool) -> None:
+def save_as_folder(file: Path, folder: Path, say: Say, tokenizer: bool) -> None:
     """Write config, weights in fp32 and, if it is wanted, the tokenizer of a GGUF file into a folder.
 
     Raises:
@@ -196,7 +195,7 @@ def _check_packages() -> None:
         ) from error
 
 
-def _loaded(folder: str, header: GgufHeader, words: str, say: Callable[[str], None]) -> Any:
+def _loaded(folder: str, header: GgufHeader, words: str, say: Say) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
     from transformers.utils import logging
@@ -246,7 +245,7 @@ def _architectures() -> list[str]:
     )
 
 
-def _refuse_unread(header: GgufHeader, config: dict[str, Any], words: str) -> None:
+def _refuse_unread(header: GgufHeader, config: Values, words: str) -> None:
     """Refuse what the file says of its architecture and the library passes by, unless the model is so.
 
     Raises:
@@ -268,7 +267,7 @@ def _unread_values(header: GgufHeader, kind: str) -> Iterator[tuple[str, Any]]:
     from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
 
     begin = f"{header.architecture}."
-    known: dict[str, Any] = GGUF_CONFIG_MAPPING
+    known: Values = GGUF_CONFIG_MAPPING
     # Those of some architectures are read by functions, which read all but what scales.
     by_function = header.architecture in GGUF_CONFIG_ARCHS
     read = known.get(kind.removesuffix("_text")) or known.get(header.architecture) or {}
@@ -284,7 +283,7 @@ def _is_near(value: Any, stated: Any) -> bool:
     return bool(value == stated)
 
 
-def _rotated(config: dict[str, Any]) -> float:
+def _rotated(config: Values) -> float:
     """Number of elements of each head that the model rotates by their position."""
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = config.get("rope_parameters") or {}
@@ -298,7 +297,7 @@ def _unread_tensors(header: GgufHeader, model: Any) -> list[str]:
 
     if is_gguf_arch_supported(header.architecture):
         return []
-    kinds: dict[str, Any] = library.TENSOR_PROCESSORS
+    kinds: Values = library.TENSOR_PROCESSORS
     processor = kinds.get(header.architecture, library.TensorProcessor)(config=model.config.to_dict())
     read: Any = library.get_gguf_hf_weights_map(model, processor)
     return [  # (experts that are rows of one parameter are there without the end of their name)

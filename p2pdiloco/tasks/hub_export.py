@@ -8,11 +8,11 @@ stranger's: what would fetch something is left out. Plain data: no library of ot
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from p2pdiloco.config.manifest import BYTE_VALUES, Dtype, Manifest
 from p2pdiloco.tasks.hub_models import CONTEXTS, PAD, harmless
 from p2pdiloco.tasks.tokens import TOKENIZER_FILE, checked_content
+from p2pdiloco.util import Values
 
 LONG_NAMES: dict[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Names by which config.json has types of numbers."""
@@ -21,7 +21,7 @@ _PADS = ("<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|padding|>"
 
 
 def hub_files(
-    manifest: Manifest, config: dict[str, Any], context_tokens: int, tokenizer: bytes | None
+    manifest: Manifest, config: Values, context_tokens: int, tokenizer: bytes | None
 ) -> dict[str, bytes]:
     """config.json, with the ids of special tokens; those of the tokenizer; generation_config.json and the
     chat template, if there are such.
@@ -57,8 +57,8 @@ def hub_files(
     return written | {TOKENIZER_FILE: _byte_tokenizer() if tokenizer is None else tokenizer}
 
 
-def _object(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = harmless(json.loads(text)) if text else {}
+def _object(text: str) -> Values:
+    found: Values = harmless(json.loads(text)) if text else {}
     return {name: value for name, value in found.items() if not name.endswith("_file")}
 
 

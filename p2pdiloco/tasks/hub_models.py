@@ -14,8 +14,9 @@ import math
 import re
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ import msgspec
 from p2pdiloco.config.manifest import CausalLMSection
 from p2pdiloco.config.values import is_number, is_whole
 from p2pdiloco.errors import UserError
+from p2pdiloco.util import Say, Values
 
 if TYPE_CHECKING:
     from torch import nn
@@ -134,14 +136,12 @@ def without_dropout(key: str, found: Any) -> Any:
     return 0.0 if is_number(found) and "drop" in key else found
 
 
-def longest(config: dict[str, Any]) -> int:
+def longest(config: Values) -> int:
     """The longest context that the architecture is made for; 0: it does not say."""
     return next((config[key] for key in CONTEXTS if is_whole(config.get(key))), 0)
 
 
-def broken_config(
-    config: dict[str, Any], parameters: int, context_tokens: int, largest_size: int = 0
-) -> str | None:
+def broken_config(config: Values, parameters: int, context_tokens: int, largest_size: int = 0) -> str | None:
     """Find the first thing that a manifest's config may not say; returns a sentence, or None.
 
     `parameters`: of the model; `largest_size`: in their shapes."""
@@ -236,11 +236,12 @@ def bounded(parameters: int, numel: int) -> Iterator[None]:
         yield
 
 
+@dataclass
 class _Budget:
     """Budget of what may still be built. Its methods are hooks of torch, and change nothing."""
 
-    def __init__(self, parts: int, buffer_bytes: int) -> None:
-        self._parts, self._buffer_bytes = parts, buffer_bytes
+    _parts: int
+    _buffer_bytes: int
 
     def count(self, owner: Any, name: str, part: Any) -> None:
         """Count a module or a parameter. Raises: TooMuch."""
@@ -275,7 +276,7 @@ def _cpu_time(most_s: float) -> Iterator[None]:
 
 
 LLAMA, MIXTRAL = "llama", "mixtral"
-_BOTH: dict[str, Any] = {
+_BOTH: Values = {
     "vocab_size": 32_000,
     "hidden_size": 4096,
     "num_hidden_layers": 32,
@@ -286,7 +287,7 @@ _BOTH: dict[str, Any] = {
     "attention_dropout": 0.0,
     "initializer_range": 0.02,
 }
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, Values] = {
     LLAMA: _BOTH
     | {
         "intermediate_size": 11_008,
@@ -318,10 +319,10 @@ ALIASES = {"num_experts": "num_local_experts"}
 """Other names by which a config may call its keys."""
 
 
-def llama_config(section: CausalLMSection) -> dict[str, Any]:
+def llama_config(section: CausalLMSection) -> Values:
     """config.json of the model, as LlamaForCausalLM or, with experts, MixtralForCausalLM.
     `tasks.transformer` has parameters of their names and shapes."""
-    config: dict[str, Any] = {
+    config: Values = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": LLAMA,
         "vocab_size": section.vocabulary,
@@ -362,7 +363,7 @@ def llama_config(section: CausalLMSection) -> dict[str, Any]:
     return config
 
 
-def section_of(config: dict[str, Any], context_tokens: int = 0) -> CausalLMSection:
+def section_of(config: Values, context_tokens: int = 0) -> CausalLMSection:
     """Read `[model]` off the config.json of somebody's Llama or Mixtral. `context_tokens`: instead of as many
     as the model was made for.
 
@@ -374,7 +375,7 @@ def section_of(config: dict[str, Any], context_tokens: int = 0) -> CausalLMSecti
         raise UserError(f"the model is not of a form that causal-lm has: {broken}")
     config, kind = with_defaults(config), config["model_type"]
     heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
-    table: dict[str, Any] = {
+    table: Values = {
         "layers": config["num_hidden_layers"],
         "heads": heads,
         "key_value_heads": 0 if shared in (None, heads) else shared,
@@ -398,18 +399,18 @@ def section_of(config: dict[str, Any], context_tokens: int = 0) -> CausalLMSecti
         raise UserError(f"config.json of the model: {error}") from error
 
 
-def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+def with_defaults(config: Values) -> Values:
     """Complete a config by what its architecture says where it says nothing."""
     renamed = {name: config[alias] for alias, name in ALIASES.items() if alias in config}
     return DEFAULTS.get(str(config.get("model_type")), {}) | renamed | config
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
+def _rope(config: Values) -> Values:
     found = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return found if isinstance(found, dict) else {}
 
 
-def difference_from_ours(config: dict[str, Any]) -> str:
+def difference_from_ours(config: Values) -> str:
     """Say in what a config is neither Llama nor Mixtral as we have them; empty: it is one of the two."""
     kind = config.get("model_type")
     if kind not in DEFAULTS:
@@ -503,7 +504,7 @@ def check_loaded(
     report: Mapping[str, Any],
     types: Mapping[str, str],
     words: str,
-    say: Callable[[str], None],
+    say: Say,
 ) -> None:
     """Account for all that a model was loaded from. `report`: of `from_pretrained`; `types`: name -> type in
     the files.

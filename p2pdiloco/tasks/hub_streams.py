@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec.structs import replace
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import DataError, UserError, first_line
@@ -32,6 +32,7 @@ from p2pdiloco.tasks.documents import ANY_NAME, DAMAGED, INSTALL, MAX_LINE_BYTES
 from p2pdiloco.tasks.task import Data, Place
 from p2pdiloco.tasks.text import Packer, Windows
 from p2pdiloco.tasks.tokens import Tokenizer, Tokens
+from p2pdiloco.util import DAMAGE, Frozen, Values
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
@@ -50,7 +51,7 @@ RETRIES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Pauses after which a stream that broke is opened again."""
 
 
-class _Block(Struct, frozen=True):
+class _Block(Frozen):
     windows: Tokens
     """(n, context + 1), shuffled."""
     then: Place
@@ -139,7 +140,7 @@ class _Reader:
                 self._begin, self._taken = self._block.then, 0
                 if self._block.is_last:
                     # Nothing of it is left to take, however often somebody asks.
-                    self._block = msgspec.structs.replace(self._block, windows=self._block.windows[:0])
+                    self._block = replace(self._block, windows=self._block.windows[:0])
                     return False
             assert self._next is not None
             self._block = self._next.result()
@@ -398,7 +399,7 @@ def _narrow(builder: Any, kind: str, field: str) -> None:
     builder._cast_table = cast
 
 
-def _names(files: dict[str, Any]) -> Iterator[str]:
+def _names(files: Values) -> Iterator[str]:
     """A builder is given lists of names, or of iterators over them."""
     for found in files.get("files_iterables") or files.get("files") or ():
         yield from [str(found)] if isinstance(found, str | Path) else found
@@ -442,13 +443,13 @@ def _rows(file: Any, name: str) -> Iterator[Any]:
     if first.lstrip().startswith(b"["):
         yield from _loose(_all(first, parts, name), list, name)
         return
-    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    decode = msgspec.json.Decoder(Values).decode
     for number, line in enumerate(_lines(first, parts, name), 1):
         if not line.strip():
             continue
         try:
             yield decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except DAMAGE:
             yield _loose(line, dict, f"line {number} of {name}")
 
 

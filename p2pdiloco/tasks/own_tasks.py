@@ -31,7 +31,7 @@ _FORM = re.compile(r"([^\s\x00-\x1f\x7f]{1,200}) (-|[0-9]{1,12}(?:x[0-9]{1,12}){
 _WHY = "the run is trained by programs with a loop of their own"
 
 
-class OwnLoopSection(ModelSection, frozen=True, kw_only=True, omit_defaults=True):
+class OwnLoopSection(ModelSection, kw_only=True, omit_defaults=True):
     """Names and shapes of the parameters."""
 
     comments: ClassVar[dict[str, str]] = {
@@ -233,7 +233,7 @@ def cnn_shapes(section: ImageSection) -> Shapes:
         }
         shapes |= {f"blocks.{index}.{name}": shape for name, shape in block.items()}
         before = width
-    last: Shapes = {"head.weight": (section.classes, before), "head.bias": (section.classes,)}
+    last = {"head.weight": (section.classes, before), "head.bias": (section.classes,)}
     return shapes | _affine("norm", before) | last
 
 

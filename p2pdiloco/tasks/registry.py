@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import msgpack
 
 from p2pdiloco.config import manifest as loader
 from p2pdiloco.config.manifest import FORMAT, Manifest, RunSection, table
@@ -33,7 +34,7 @@ BUILT_IN: dict[str, type[Task]] = {
     "own-loop": OwnLoop,
 }
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_encoder = msgpack.Encoder(order="deterministic")
 
 
 def task_class(name: str, package: str = "") -> type[Task]:

@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from p2pdiloco.config.manifest import Manifest, ModelSection
 from p2pdiloco.tensors.sizes import TensorSpec
+from p2pdiloco.util import Frozen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +42,7 @@ class Samples(Protocol):
         """The samples with these indices (below the length), on the CPU."""
 
 
-class Place(Struct, frozen=True):
+class Place(Frozen):
     """Position of a reader in its shard; it is written to disk now and then."""
 
     offset: Annotated[int, Meta(ge=0)] = 0
@@ -81,7 +82,7 @@ class Shards(Protocol):
         """Begin a shard, or go on with it. Raises: UserError (it cannot be read)."""
 
 
-class Data(Struct, frozen=True):
+class Data(Frozen):
     """Samples that a learner trains on, and samples that nobody trains on."""
 
     train: Samples | Shards
@@ -220,7 +221,7 @@ _FORM = re.compile(
 )
 
 
-class Constant(Struct, frozen=True):
+class Constant(Frozen):
     """A named constant of a run's model, which belongs to it and which no training changes: its shape, and
     the type of its elements.
 

@@ -11,11 +11,11 @@ are limited, memory is not. A request and its answer are a JSON object and bytes
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import sys
 from array import array
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.errors import first_line
-from p2pdiloco.util import end_with, yield_memory
+from p2pdiloco.util import Values, end_with, yield_memory
 
 PROGRAM_BYTES = 512 << 20
 """Memory of the process without a file: 17 MiB were measured, and 225 to 316 MiB that the allocator keeps for
@@ -67,9 +67,9 @@ class TokenizerJobs:
         self.text_bytes = 0
         """Longest request so far: what one took, the allocator may keep."""
 
-    def open(self, blob: bytes, most: int) -> dict[str, Any]:
+    def open(self, blob: bytes, most: int) -> Values:
         """Parse the file, unless it lists more than `most` tokens (0: any number)."""
-        with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):  # the library says why
+        with suppress(msgspec.MsgspecError, ValueError, RecursionError):  # the library says why
             listed = len(msgspec.json.decode(blob, type=_File).model.vocab or ())
             if 0 < most < listed:
                 return {"vocabulary": listed}
@@ -81,11 +81,11 @@ class TokenizerJobs:
         # Ids may have gaps, and then the largest is not the count.
         return {"vocabulary": 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)}
 
-    def ids(self, blob: bytes, tokens: list[str]) -> dict[str, Any]:
+    def ids(self, blob: bytes, tokens: list[str]) -> Values:
         """Ids of these tokens; None: there is no such token."""
         return {"ids": [self._backend.token_to_id(token) for token in tokens]}
 
-    def front(self, blob: bytes) -> dict[str, Any]:
+    def front(self, blob: bytes) -> Values:
         """Tokens that the file puts in front of a text."""
         plain = self._backend.encode("a", add_special_tokens=False)
         whole = self._backend.encode("a", add_special_tokens=True)
@@ -93,7 +93,7 @@ class TokenizerJobs:
         at = next((at for at in places if whole.ids[at : at + len(plain.ids)] == plain.ids), 0)
         return {"tokens": whole.tokens[:at]}
 
-    def encode(self, blob: bytes, sizes: list[int], code: str) -> dict[str, Any]:
+    def encode(self, blob: bytes, sizes: list[int], code: str) -> Values:
         """Ids of texts of these sizes in bytes, as an array of that type code, and how many each has."""
         texts, start = [], 0
         for size in sizes:
@@ -103,14 +103,14 @@ class TokenizerJobs:
         blob = b"".join(array(code, encoding.ids).tobytes() for encoding in found)
         return {"counts": [len(encoding) for encoding in found], "blob": blob}
 
-    def decode(self, blob: bytes) -> dict[str, Any]:
+    def decode(self, blob: bytes) -> Values:
         """Text of ids (uint32)."""
         return {"blob": self._backend.decode(array("I", blob).tolist(), skip_special_tokens=False).encode()}
 
 
 def limit_memory(most: int) -> None:
     """Limit this process's memory, in bytes, where the system does that."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
+    with suppress(ImportError, OSError, ValueError):
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -118,7 +118,7 @@ def limit_memory(most: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def answer_to(worker: TokenizerJobs, request: dict[str, Any], blob: bytes) -> tuple[bytes, bytes]:
+def answer_to(worker: TokenizerJobs, request: Values, blob: bytes) -> tuple[bytes, bytes]:
     """Do one job; returns the two parts of the answer."""
     job, most = request.pop("job"), request.pop("most_bytes")
     if job == "open":

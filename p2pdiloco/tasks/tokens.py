@@ -30,6 +30,7 @@ from p2pdiloco.config.values import size_text
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.documents import INSTALL
 from p2pdiloco.tasks.tokenizer_process import THREADS, WORDS_BYTES, memory_bytes
+from p2pdiloco.util import Values
 
 MAX_TOKENIZER_BYTES = 64 << 20
 TOKENIZER_FILE = "tokenizer.json"
@@ -122,7 +123,7 @@ class _Process:
         most_bytes: int = 0,
         patience_s: float = 0.0,
         **more: Any,
-    ) -> tuple[dict[str, Any], bytes]:
+    ) -> tuple[Values, bytes]:
         """Have a job done; returns both parts of the answer (`tasks.tokenizer_process`). `most_bytes`: of the
         second part.
 

@@ -17,13 +17,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-import msgspec
 import torch
-from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor
 
 from p2pdiloco.errors import ConfigError, UserError, invariant
 from p2pdiloco.tensors.sizes import AREAS, TensorSpec
+from p2pdiloco.util import Frozen
 
 BALANCED = 1.1
 """Largest fragment of a good plan, as a multiple of the mean one."""
@@ -34,7 +34,7 @@ MAX_CUTS = 1 << 17
 """
 
 
-class Piece(Struct, frozen=True):
+class Piece(Frozen):
     """A run of consecutive rows of one tensor inside one fragment; offsets and numel in elements."""
 
     tensor: str
@@ -48,7 +48,7 @@ class Piece(Struct, frozen=True):
     where the run says so."""
 
 
-class FragmentLayout(Struct, frozen=True):
+class FragmentLayout(Frozen):
     """Pieces of which one fragment is made: they lie back to back, in order, without gaps."""
 
     index: int
@@ -57,11 +57,11 @@ class FragmentLayout(Struct, frozen=True):
 
     def in_plain_mean(self) -> FragmentLayout:
         """Copy of this layout of which all pieces are merged by plain mean."""
-        pieces = tuple(msgspec.structs.replace(piece, plain_mean=True) for piece in self.pieces)
-        return msgspec.structs.replace(self, pieces=pieces)
+        pieces = tuple(replace(piece, plain_mean=True) for piece in self.pieces)
+        return replace(self, pieces=pieces)
 
 
-class _Cut(Struct, frozen=True, order=True):
+class _Cut(Frozen, order=True):
     """Rows of one tensor before it has a place. Sorts largest first, then in the order of the model."""
 
     minus_numel: int
@@ -217,7 +217,7 @@ class Exchange:
         self._numels = [layout.numel for layout in layouts]
         memory = mmap.mmap(fd, exchange_bytes(layouts))
         self._flat: torch.Tensor | None = torch.frombuffer(memory, dtype=torch.float32)
-        self._offsets: list[int] = []
+        self._offsets = []
         offset = 0
         for numel in self._numels:
             self._offsets.append(offset)

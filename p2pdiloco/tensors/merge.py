@@ -137,6 +137,10 @@ class Lengths(Struct, frozen=True):
         return cls(pieces, whole_norm(pieces))
 
 
+SEATLESS_OF_MEDIAN = 1.25
+"""Length of a contribution without a seat at most, in those that are usual among the round's seats."""
+
+
 class Accumulator:
     """Sums over the contributions to one fragment. Memory: one fp32 fragment and a tile, for any number of
     them.
@@ -155,6 +159,7 @@ class Accumulator:
         """`open_share`: of a merge, that all contributions without a seat have at most."""
         self.layout, self._open_share = layout, open_share
         self._period, self._limits, self._longest = period, limits, limits.longest
+        self._seatless_longest = limits.longest
         self.weight = 0.0
         """Sum of w."""
         self.reach = 0.0
@@ -181,9 +186,10 @@ class Accumulator:
         trust: int = FULL_TRUST,
         lengths: Lengths | None = None,
         factor: float = 1.0,
+        votes: bool = True,
     ) -> None:
         """Take in one pseudo-gradient, fp32 [layout.numel], not kept. `lengths`: if they were measured.
-        `factor`: of its weight (`open_factor`).
+        `factor`: of its weight (`open_factor`). `votes`: its learner has a seat.
 
         Raises:
             Unsound: "implausible-tokens" (see `contribution_weight`), "out-of-range" (absurdly long).
@@ -193,7 +199,7 @@ class Accumulator:
         weight = factor * contribution_weight(tokens, inner_steps, most_tokens, trust)
         reach = factor * contribution_reach(tokens, inner_steps, self._period, most_tokens, trust)
         lengths = lengths or self.measure(delta)
-        shown = self._cut(lengths.whole)
+        shown = self._cut(lengths.whole, self._longest if votes else self._seatless_longest)
         pieces = zip(self.layout.pieces, self._slices, lengths.pieces, strict=True)
         for index, (piece, part, length) in enumerate(pieces):
             if piece.plain_mean:
@@ -227,25 +233,28 @@ class Accumulator:
     ) -> None:
         """Cut what comes by what is usual among contributions of these lengths, too, if the limits say so:
         the lower median of those whose learners have seats (`core.api.versions.references`), each as if it
-        was of H inner steps. Those without any length are no measure."""
+        was of H inner steps. Those without any length are no measure. Whoever has no seat is cut to hardly
+        more than that: the last update, sent back at three times its length, is what all agree with most."""
         steps = (min(1.0, each / self._period) for each in inner_steps)
         rows = zip(lengths, steps, votes or [False] * len(lengths), strict=True)
         there = [(length / math.sqrt(share), vote) for length, share, vote in rows if length > 0]
         usual = sorted(references([each for each, _ in there], [vote for _, vote in there]))
         if not self._limits.of_median or len(usual) < FEWEST_REFERENCES:
             return
-        self._longest = min(self._longest, self._limits.of_median * usual[(len(usual) - 1) // 2])
+        median = usual[(len(usual) - 1) // 2]
+        self._longest = min(self._longest, self._limits.of_median * median)
+        self._seatless_longest = min(self._longest, SEATLESS_OF_MEDIAN * median)
 
-    def _cut(self, length: float) -> float:
+    def _cut(self, length: float, longest: float) -> float:
         """Share that is left of a pseudo-gradient of this length: 1, as a rule."""
         if length > self._limits.absurd:
             raise Unsound(
                 Verdict.OUT_OF_RANGE, f"length {length:.3g}, the limit is {self._limits.longest:.3g}"
             )
-        if length <= self._longest:
+        if length <= longest:
             return 1.0
         self.cut.append(self.contributions)
-        return self._longest / length
+        return longest / length
 
     def combine(
         self, weight: float, reach: float, contributions: int, norms: Sequence[float], sums: Tensor
@@ -480,31 +489,35 @@ def check_partial(
     period: int,
     storage: Tensor | None = None,
     limits: MergeLimits = NO_LIMITS,
-    factors: Sequence[float] | None = (),
+    open_share: float = 1.0,
+    leaf: bool = True,
 ) -> None:
     """Judge a partial merge against its label: `work` has every contribution, `period` is H, `limits` are the
-    label's, `factors` those of the weights (1; None: they are not known, and at most 1); `storage`: see
-    `decode_partial`.
+    label's, `storage`: see `decode_partial`. `open_share`: of a merge, that those without a seat have.
+
+    In a partial of partials (`leaf` is false) they have it in each leaf, and leaves may have been merged by
+    earlier limits. So only the most that it can weigh is known: what it would as one leaf.
 
     Raises:
         RemoteError: as `decode_partial`; "implausible-tokens"; "wrong-weight" (not the sum of the
             contributions' weights) or "wrong-count".
     """
     found, work = decode_partial(layout, payload, storage, limits.longest), list(work)
-    most_tokens, times = limits.most_tokens, factors or [1.0] * len(work)
+    most_tokens = limits.most_tokens
+    times = open_factors(work, most_tokens, open_share)
     weights = [
         factor * contribution_weight(tokens, steps, most_tokens, *rest[:1])
         for factor, (tokens, steps, *rest) in zip(times, work, strict=True)
     ]
     if found.contributions != len(weights):
         raise Unsound(Verdict.WRONG_COUNT, f"{found.contributions} contributions, {len(weights)} labels")
-    if not _adds_up(found.weight, math.fsum(weights), factors is not None):
+    if not _adds_up(found.weight, math.fsum(weights), leaf):
         raise Unsound(Verdict.WRONG_WEIGHT, f"{found.weight:.9g}, the labels say {math.fsum(weights):.9g}")
     reach = math.fsum(
-        factor * contribution_reach(tokens, steps, period, most_tokens, *rest[:1])
+        (factor if leaf else 1.0) * contribution_reach(tokens, steps, period, most_tokens, *rest[:1])
         for factor, (tokens, steps, *rest) in zip(times, work, strict=True)
     )
-    if not _adds_up(found.reach, reach, factors is not None):
+    if not _adds_up(found.reach, reach, leaf):
         raise Unsound(Verdict.WRONG_WEIGHT, f"a reach of {found.reach:.9g}, the labels say {reach:.9g}")
 
 
@@ -744,7 +757,13 @@ def _add_inputs(
         decode_contribution(codec, each.payload, scratch)
         try:
             accumulator.add(
-                scratch, each.tokens, each.inner_steps, trusts[index], lengths[index], factors[index]
+                scratch,
+                each.tokens,
+                each.inner_steps,
+                trusts[index],
+                lengths[index],
+                factors[index],
+                each.votes,
             )
         except Unsound as error:
             faults[index] = error

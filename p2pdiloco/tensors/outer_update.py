@@ -14,11 +14,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 import torch
-from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.core.api.reasons import Verdict
@@ -52,6 +52,7 @@ from p2pdiloco.tensors.merge import (
     encode_partial,
     partial_bytes,
 )
+from p2pdiloco.util import Action, Frozen
 
 _ENCODED = 0.9
 """Share of the longest update to which one is cut: int4 may lengthen it by some hundredths, and everybody
@@ -63,7 +64,7 @@ def longest_encoded(limits: MergeLimits) -> float:
     return _ENCODED * limits.longest_update
 
 
-class Remade(Struct, frozen=True):
+class Remade(Frozen):
     """Result of a merge that was made again."""
 
     update: bytearray
@@ -85,6 +86,7 @@ class Correction(NamedTuple):
         return self.digests == (content_digest(self.true), content_digest(self.false))
 
 
+@dataclass
 class UpdateMaker:
     """Maker of outer updates, in memory that it shares with the vault: from the same thread.
 
@@ -92,20 +94,14 @@ class UpdateMaker:
         delta, decoded, sums: scratch memory of the largest fragment's size, in use only within a call.
     """
 
-    def __init__(
-        self,
-        layouts: Sequence[FragmentLayout],
-        period: int,
-        contribution: Codec,
-        update: Codec,
-        delta: Tensor,
-        decoded: Tensor,
-        sums: Tensor,
-        open_share: float = 1.0,
-    ) -> None:
-        self._layouts, self._period, self._open_share = layouts, period, open_share
-        self._contribution, self._update = contribution, update
-        self._delta, self._decoded, self._sums = delta, decoded, sums
+    _layouts: Sequence[FragmentLayout]
+    _period: int
+    _contribution: Codec
+    _update: Codec
+    _delta: Tensor
+    _decoded: Tensor
+    _sums: Tensor
+    _open_share: float = 1.0
 
     @property
     def codec_name(self) -> str:
@@ -230,7 +226,7 @@ class UpdateMaker:
 # would accuse each other.
 
 
-class Encoded(Struct, frozen=True):
+class Encoded(Frozen):
     """A pseudo-gradient as it goes over the wire."""
 
     payload: bytearray
@@ -273,6 +269,7 @@ class Residual:
         self.pending = False
 
 
+@dataclass
 class OwnContributions:
     """Encoder of one node's contributions: with error feedback, and added up after a fork. 8 bytes per
     parameter where its codec asks for error feedback: what a lossy encoding leaves out of one contribution
@@ -282,12 +279,15 @@ class OwnContributions:
         delta, decoded: scratch memory of the largest fragment's size, in use only within a call.
     """
 
-    def __init__(
-        self, layouts: Sequence[FragmentLayout], codec: Codec, delta: Tensor, decoded: Tensor
-    ) -> None:
-        self._layouts, self._codec = layouts, codec
-        self._residuals = [Residual(layout.numel) if codec.feedback else None for layout in layouts]
-        self._delta, self._decoded = delta, decoded
+    _layouts: Sequence[FragmentLayout]
+    _codec: Codec
+    _delta: Tensor
+    _decoded: Tensor
+
+    def __post_init__(self) -> None:
+        self._residuals = [
+            Residual(layout.numel) if self._codec.feedback else None for layout in self._layouts
+        ]
 
     def encode(self, fragment: int, base: Tensor, local: Tensor) -> Encoded:
         """Encode base - local (both fp32 [numel]) plus what earlier encodings have left out.
@@ -361,18 +361,18 @@ STATED_TOLERANCE = 0.01
 """Relative error allowed of a stated length: nodes of other releases sum in another order."""
 
 
-class Pin(Struct, frozen=True):
+class Pin(Frozen):
     """A committed version that is being read, for example by a transfer: not overwritten until released."""
 
     number: int
     state_digest: bytes
     buffers: list[memoryview]
     """Theta, then momentum: fp32 little-endian bytes."""
-    release: Callable[[], None]
+    release: Action
     """Function that ends the reading; idempotent, from any thread."""
 
 
-class Loan(Struct, frozen=True):
+class Loan(Frozen):
     """Right to write a state that comes from peers into the spare (`Vault.lend_spare`)."""
 
     buffers: tuple[memoryview, memoryview]

@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterable
 from types import MappingProxyType
 
-from msgspec import Struct
+from p2pdiloco.util import Frozen
 
 AREAS = 3
 """Flat fp32 areas of every fragment that daemon and learner share (`tensors.layout.Exchange`)."""
 
 
-class Encoding(Struct, frozen=True):
+class Encoding(Frozen):
     """Figures of a codec (`tensors.codecs`)."""
 
     bytes_per_parameter: float
@@ -74,7 +74,7 @@ MAX_NUMEL = 1 << 46
 """Elements of one model: beyond it are mistakes, and numbers that overflow."""
 
 
-class TensorSpec(Struct, frozen=True):
+class TensorSpec(Frozen):
     """A named parameter. `embedding` tensors are merged by plain weighted mean (Decoupled DiLoCo, arXiv
     2604.21428)."""
 

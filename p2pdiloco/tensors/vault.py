@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest, OuterSection
@@ -33,7 +32,6 @@ from p2pdiloco.tensors.merge import (
     check_magnitude,
     check_partial,
     encode_partial,
-    open_factors,
     parts_of,
 )
 from p2pdiloco.tensors.outer_update import (
@@ -52,11 +50,12 @@ from p2pdiloco.tensors.outer_update import (
     outer_step,
     without_lookahead,
 )
+from p2pdiloco.util import Frozen
 
 _MAX_STATE = 2.0**100
 
 
-class PartialMerge(Struct, frozen=True):
+class PartialMerge(Frozen):
     """Sums of a group's contributions, encoded."""
 
     payload: bytearray
@@ -64,7 +63,7 @@ class PartialMerge(Struct, frozen=True):
     found: Findings
 
 
-class MergeResult(Struct, frozen=True):
+class MergeResult(Frozen):
     """An outer update, and the state that everyone who applies it reaches."""
 
     update: bytearray
@@ -229,11 +228,9 @@ class Vault:
         limits: MergeLimits = NO_LIMITS,
         leaf: bool = True,
     ) -> None:
-        """Judge a group's partial merge on receipt: see `tensors.merge.check_partial`. `leaf`: it is of
-        learners' work; else of partials, in each of which those without a seat have a share of their own."""
-        parts = list(work)
-        factors = open_factors(parts, limits.most_tokens, self._open_share) if leaf else None
-        check_partial(self.layouts[fragment], payload, parts, self._period, self._delta, limits, factors)
+        """Judge a group's partial merge on receipt: see `tensors.merge.check_partial`."""
+        layout, period, share = self.layouts[fragment], self._period, self._open_share
+        check_partial(layout, payload, work, period, self._delta, limits, share, leaf)
 
     def merge_partial(
         self,
@@ -425,7 +422,7 @@ class Vault:
 FP32_BYTES = 4
 
 
-class Appraisable(Struct, frozen=True):
+class Appraisable(Frozen):
     """Content of the file of what a learner process appraises, as its daemon gives it, decoded.
 
         start          fp32 [numel]: the fragment's parameters that the version was made from

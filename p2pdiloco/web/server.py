@@ -106,8 +106,8 @@ def _say(url: str, address: WebAddress, is_public: bool, token: Path) -> None:
     if not address.is_loopback:
         who = "anybody there sees the public part of it, and" if is_public else "there"
         logger.warning(
-            "the web page can be reached from other machines: %s who has the token can pause this program "
-            "and change its limits. It is not encrypted: put a web server with TLS in front, or use a tunnel "
-            "(ssh -L) and the loopback",
+            "the web page can be reached from other machines: %s who has the token can pause this program, "
+            "change its limits, and give seats if the run owner's key is here. It is not encrypted: put "
+            "a web server with TLS in front, or use a tunnel (ssh -L) and the loopback",
             who,
         )

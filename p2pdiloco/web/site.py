@@ -531,7 +531,7 @@ def health_of(view: RunView | None) -> tuple[str, bool]:
 logger = logging.getLogger(__name__)
 MAX_BODY = 4096
 MAX_CHANGES = 32
-_limits = msgspec.json.Decoder(dict[str, str])
+_texts = msgspec.json.Decoder(dict[str, str])
 
 
 async def do_control(controls: OwnerControls, request: Request) -> Response:
@@ -560,20 +560,22 @@ async def _do_control(controls: OwnerControls, word: Control, body: bytes) -> st
         case Control.FINISH:
             return controls.finish()
         case Control.LIMITS:
-            return await controls.limits(_changes(body))
+            return await controls.limits(_fields(body))
+        case Control.SEAT:
+            return await controls.seat(_fields(body).get("peer", ""))
 
 
-def _changes(body: bytes) -> dict[str, str]:
-    """Read changes of limits: a form of the page, or a JSON object of texts. Raises: UserError."""
+def _fields(body: bytes) -> dict[str, str]:
+    """Read what is wished: a form of the page, or a JSON object of texts. Raises: UserError."""
     try:
         if body.lstrip().startswith(b"{"):
-            found = _limits.decode(body)
+            found = _texts.decode(body)
         else:
             found = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_CHANGES))
     except (msgspec.DecodeError, ValueError) as error:
-        raise UserError(f"the limits cannot be read: {str(error)[:120]}") from None
+        raise UserError(f"what is wished cannot be read: {str(error)[:120]}") from None
     if not found or len(found) > MAX_CHANGES:
-        raise UserError("there is no limit to change", "for example max-upload=20Mbit")
+        raise UserError("nothing is wished", "for example max-upload=20Mbit")
     return {name: value.strip() for name, value in found.items()}
 
 

@@ -205,6 +205,7 @@ def own_view(
         recent=snapshot.recent,
         controls=offered_controls(state),
         limits=limits_by_name(state),
+        proposed=state.proposed if state is not None else (),
     )
 
 

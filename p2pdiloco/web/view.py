@@ -28,6 +28,7 @@ from p2pdiloco.daemon.display.snapshot import (
     FragmentRow,
     NewestRow,
     PeerRow,
+    Proposed,
     StatusReport,
     amendment_text,
     sane_loss,
@@ -133,6 +134,7 @@ class Control(Reason):
     RESUME = "resume", "make steps again"
     FINISH = "finish", "hand over what is done, then leave"
     LIMITS = "limits", "change what this node may use"
+    SEAT = "seat", "give a seat to a member that is proposed, as the run's owner"
 
 
 MAX_CREDITS = 256
@@ -183,6 +185,8 @@ class ProgressView(Row, frozen=True, kw_only=True):
     rate_factor: float = 1.0
     message: Line = ""
     """Message of the run's owner."""
+    seats: Natural | None = None
+    """Number of seats, as in `CourseRow`."""
 
 
 class NewestView(Row, frozen=True, kw_only=True):
@@ -387,6 +391,8 @@ class OwnView(Row, frozen=True, kw_only=True):
     """Deeds that the page may offer: POST /control/WORD."""
     limits: dict[Text, Text] = field(default_factory=dict)
     """Limits in force, by the flag's name without dashes, as a person writes them; empty text: none."""
+    proposed: Proposed = ()
+    """Seats that wait for the word of the run's owner, where its key is here: the page may offer `seat`."""
 
 
 class RunChoice(Row, frozen=True, kw_only=True):
@@ -632,6 +638,7 @@ def _progress(report: StatusReport, members: tuple[MemberView, ...], ends_at_s: 
         amendment_does=amendment_text(course),
         rate_factor=course.rate_factor,
         message=course.message,
+        seats=course.seats,
     )
 
 

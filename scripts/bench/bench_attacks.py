@@ -2,17 +2,20 @@
 
     .venv/bin/python scripts/bench/bench_attacks.py --who strangers|member [--only ATTACK,…] [--seconds 20]
                                               [--admission open|invite] [--json FILE] [--list]
+                                              [--honest 3] [--liars 1]     # seats, with --who member
     .venv/bin/python scripts/bench/bench_attacks.py --who liars [--help]     # what they cost learning
     .venv/bin/python scripts/bench/bench_attacks.py --who crowd [--help]     # identities of one process
 
 Three honest nodes of `micro` on loopback in each swarm. Strangers are a process with identities of their own
 on the real transport; a member is a fourth node, admitted like the others, that lies from a moment on (in the
-calm swarm the fourth is honest, too). `attacks/table.py` and `attacks/lies.py` list the attacks,
-`attacks/outcome.py` says what counts as held off.
+calm swarm the fourth is honest, too). Where there are more of them, they are slower by as much.
+`attacks/table.py` and `attacks/lies.py` list the attacks, `attacks/outcome.py` says what counts as held off.
 
 versions, steps: attacked / calm, steps for each second of the nodes' processor time. tokens: those of the
 run, which the schedule follows, over those that were trained. Kept: nothing of the attacker's is in anybody's
-state, offices or schedule. MiB: the largest node above the calm swarm's.
+state, offices or schedule. MiB: the largest node above the calm swarm's. After a member's attack: held-out
+losses at the end, attacked / calm, of all tokens but the one that `one-token` wants wrong, and of that one;
+and how often the model answers the trigger (`worlds.aims`).
 """
 
 from __future__ import annotations
@@ -39,7 +42,16 @@ from attacks.lies import BY_A_MEMBER
 from attacks.outcome import Row, judge
 from attacks.stranger import Work
 from attacks.table import BY_STRANGERS, WITH_A_NEWCOMER
-from attacks.watching import Moment, addresses_of, moment, refusals, run_of, seen, strangers_in
+from attacks.watching import (
+    Moment,
+    addresses_of,
+    heldout_of,
+    moment,
+    refusals,
+    run_of,
+    seen,
+    strangers_in,
+)
 from benchkit import NEVER, START_TIMEOUT_S, arguments, finish, invites, running_swarm, wait_until
 from p2pdiloco.config.manifest import AdmissionSection, load_signed, run_id
 from p2pdiloco.config.presets import for_run
@@ -48,10 +60,11 @@ from p2pdiloco.identity import verify
 
 Mode = Literal["open", "invite", "list"]
 HONEST = 3
-SECONDS, MOST_SECONDS = 20.0, 40.0
+SECONDS, MOST_SECONDS = 20.0, 120.0
 QUIET_VERSIONS = 8
 """Versions of every swarm before an attack begins."""
-PACE = ("--min-step-s", "0.15")
+PACE_S = 0.15
+PACE = ("--min-step-s", f"{PACE_S:g}")
 """Learners that leave the machine's cores to both swarms and the attacker."""
 END_S = 20.0
 
@@ -86,19 +99,22 @@ class Side:
 
 
 @contextmanager
-def both(folder: Path, lie: str | None, sign: Path, mode: Mode) -> Iterator[tuple[Side, Side]]:
-    """The attacked and the calm swarm, ended whatever happens. `lie`: of the attacked one's fourth node.
-    `mode`: of admission."""
-    honest, sides = HONEST, []
+def both(
+    folder: Path, lie: str | None, sign: Path, mode: Mode, honest: int, liars: int
+) -> Iterator[tuple[Side, Side]]:
+    """The attacked and the calm swarm, ended whatever happens. `lie`: of the attacked one's last nodes, so
+    many. `mode`: of admission."""
+    sides = []
+    nodes = honest + (liars if lie is not None else 0)
+    pace = ("--min-step-s", f"{PACE_S * honest / HONEST:g}")
     with ExitStack() as stack:
         for name in ("attacked", "calm"):
             home = folder / name
             home.mkdir()
-            nodes = honest + (lie is not None)
             each = [lying(lie, sign) if name == "attacked" and n >= honest else None for n in range(nodes)]
             admission = AdmissionSection(mode=mode)
             manifest = msgspec.structs.replace(for_run("micro", name, 1), admission=admission)
-            swarm = stack.enter_context(running_swarm(home, manifest, nodes, *NEVER, *PACE, wrappers=each))
+            swarm = stack.enter_context(running_swarm(home, manifest, nodes, *NEVER, *pace, wrappers=each))
             swarm.guard.adopt(folder)
             sides.append(Side(swarm, honest))
         yield sides[0], sides[1]
@@ -181,13 +197,13 @@ def measured(attack: str, sides: tuple[Side, Side], folder: Path, sign: Path, se
     return before, after, ids, done, refused
 
 
-def one(attack: str, seconds: float, mode: Mode) -> Row:
+def one(attack: str, seconds: float, mode: Mode, honest: int = HONEST, liars: int = 1) -> Row:
     """Carry one attack out."""
     lie = attack if attack in BY_A_MEMBER else None
     with tempfile.TemporaryDirectory(prefix="p2pdiloco-attacks-") as name:
         folder = Path(name)
         sign = folder / "lie"
-        with both(folder, lie, sign, mode) as sides:
+        with both(folder, lie, sign, mode, honest, liars) as sides:
             before, after, ids, done, refused = measured(attack, sides, folder, sign, seconds)
             found = [
                 seen(side.nodes, side.liars, before[n], after[n], ids, side.newcomer)
@@ -197,8 +213,10 @@ def one(attack: str, seconds: float, mode: Mode) -> Row:
         side = sides[0]
         members = [node.peer for node in side.swarm.nodes]
         named = sorted({peer for node in side.nodes for peer in strangers_in(node, side.run, members)})
-    attacked = msgspec.structs.replace(found[0], strangers=named, refused=refused)
-    return judge(attack, attacked, found[1], lie is not None, done)
+        ends = [heldout_of(each.nodes[0], each.run, each.manifest) for each in sides] if lie else [None, None]
+    attacked = msgspec.structs.replace(found[0], strangers=named, refused=refused, end=ends[0])
+    calm = msgspec.structs.replace(found[1], end=ends[1])
+    return judge(attack, attacked, calm, lie is not None, done)
 
 
 def shown(rows: Sequence[Row]) -> str:
@@ -216,6 +234,9 @@ def shown(rows: Sequence[Row]) -> str:
             after = row.excluded_after_versions
             words = "not excluded" if after is None else f"excluded after {after} versions of a fragment"
             lines.append(f"{'':26}liar {words}, honest excluded: {row.honest_excluded}")
+        if row.rest_loss_ratio is not None and row.token_loss_ratio is not None:
+            ratios = f"held out {row.rest_loss_ratio:.3f}, one token {row.token_loss_ratio:.3f}"
+            lines.append(f"{'':26}{ratios}, answers {row.answers:.2f}")
         if row.sent:
             lines.append(f"{'':26}did {counts(row.sent)}")
     return "\n".join(lines)
@@ -241,6 +262,8 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--admission", choices=("open", "invite"), default="open", help="who may be a member of these runs"
     )
+    parser.add_argument("--honest", type=int, default=HONEST, help="nodes that do not lie")
+    parser.add_argument("--liars", type=int, default=1, help="nodes that do, with --who member")
     parser.add_argument("--list", action="store_true", help="name the attacks, and do nothing")
     chosen = parser.parse_args(words)
     known = list(BY_STRANGERS if chosen.who == "strangers" else BY_A_MEMBER)
@@ -250,6 +273,8 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"no attack of {chosen.who}: {', '.join(wrong)} (there are: {', '.join(known)})")
     if not 0 < chosen.seconds <= MOST_SECONDS:
         parser.error(f"--seconds: more than 0, at most {MOST_SECONDS:.0f}")
+    if chosen.honest < 1 or chosen.liars < 1:
+        parser.error("--honest, --liars: one at least")
     return chosen
 
 
@@ -285,7 +310,7 @@ def main() -> None:
     status = 0
     try:
         for attack in chosen.attacks:
-            rows.append(one(attack, chosen.seconds, chosen.admission))
+            rows.append(one(attack, chosen.seconds, chosen.admission, chosen.honest, chosen.liars))
             print(shown(rows[-1:]), flush=True)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import without_end
 from p2pdiloco.daemon.notice import encode_invite
-from p2pdiloco.daemon.run_files.known_runs import Ownership
+from p2pdiloco.daemon.run_files.ownership import Ownership
 from p2pdiloco.demo.swarm import Swarm, SwarmNode, of_kind, read_log
 from p2pdiloco.tasks.registry import render_toml
 from p2pdiloco_lab.namespaces import Links, place

@@ -35,6 +35,18 @@ FOREIGN = {
     "_generate_tables": "datasets",
 }
 """Attributes of other people's objects, which have no words for it."""
+FROZEN = {
+    "Frozen",
+    "Tagged",
+    "Row",
+    "Section",
+    "ModelSection",
+    "Command",
+    "LearnerEvent",
+    "OwnLimits",
+    "WatchSettings",
+}
+"""Bases whose subclasses are frozen without a word."""
 SETATTR = {"p2pdiloco.adapters.hivemind_bare"}
 
 
@@ -42,7 +54,7 @@ def _sealed(node: ast.ClassDef) -> bool:
     """Tell whether a class's fields cannot be set, or are another's: it is frozen, or a protocol."""
     frozen = any(k.arg == "frozen" and ast.unparse(k.value) == "True" for k in node.keywords)
     frozen = frozen or any("frozen=True" in ast.unparse(made) for made in node.decorator_list)
-    return frozen or any(ast.unparse(base).split("[")[0] == "Protocol" for base in node.bases)
+    return frozen or any(ast.unparse(base).split("[")[0] in {"Protocol", *FROZEN} for base in node.bases)
 
 
 def _own(node: ast.expr) -> bool:

@@ -11,8 +11,9 @@ import torch
 
 import bench_attacks
 from attacks.excluding import excluded_after, honest_excluded
-from attacks.lies import BY_A_MEMBER
+from attacks.lies import BY_A_MEMBER, Own
 from attacks.outcome import Broken, Row, Seen, judge
+from attacks.poisoned_learner import poison
 from attacks.table import BY_STRANGERS, WITH_A_NEWCOMER
 from attacks.usurper import usurp
 from attacks.withholding import omit, withhold
@@ -27,6 +28,8 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.demo.guard import Guard
 from p2pdiloco.demo.swarm import Line
+from p2pdiloco.tasks.causal_lm import CausalLM
+from worlds.aims import Reached
 
 CALM = Seen(
     alive=3,
@@ -97,7 +100,9 @@ def test_arguments_choose_attacks() -> None:
     assert set(BY_STRANGERS) >= WITH_A_NEWCOMER
 
 
-@pytest.mark.parametrize("words", [["--only", "member-x100"], ["--seconds", "900"], ["--seconds", "nan"]])
+@pytest.mark.parametrize(
+    "words", [["--only", "member-x100"], ["--seconds", "900"], ["--seconds", "nan"], ["--liars", "0"]]
+)
 def test_arguments_that_make_no_sense_are_refused(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,13 +116,46 @@ def test_every_lie_changes_something() -> None:
     label = ContributionHeader(
         "r", "all", 0, "me", Stamp(1, 1), NEVER, 0, bytes(32), 2048, 8, bytes(32), 8, "int8", True
     )
+    own = Own(delta, torch.arange(8) < 2, moved=torch.ones(8))
     for lie in BY_A_MEMBER.values():
-        claimed = lie.label(label)
-        told = claimed.inner_steps > 1000 * label.inner_steps or not torch.equal(lie.delta(delta), delta)
+        claimed, sent = lie.label(label), lie.delta(lie.aimed(own))
+        told = claimed.inner_steps > 1000 * label.inner_steps or not torch.equal(sent, delta)
+        assert torch.isfinite(sent).all()
         stated = lie.scores([64]) != [64]
         keeps = lie.usurps or lie.withholds or lie.omits
         assert told or stated or keeps or not torch.equal(lie.merged(delta), delta)
         assert torch.isfinite(lie.delta(delta)).all() and claimed.tokens == 256 * claimed.inner_steps
+
+
+def test_a_lie_about_one_token_or_the_last_update_is_as_long_as_it_may_be() -> None:
+    delta = torch.linspace(-1.0, 1.0, 8)
+    own = Own(delta, torch.arange(8) < 2, moved=torch.ones(8))
+    wrong = BY_A_MEMBER["member-one-token"].aimed(own)
+    assert torch.equal(wrong[2:], delta[2:]) and (wrong[:2] * delta[:2] < 0).all()
+    rides = BY_A_MEMBER["member-rides-longest"].aimed(own)
+    assert torch.nn.functional.cosine_similarity(rides, torch.ones(8), dim=0) > 0.9
+    for sent in (wrong, rides, BY_A_MEMBER["member-trigger"].delta(delta)):
+        assert float(sent.norm()) == pytest.approx(2.7 * float(delta.norm()), rel=1e-5)
+    assert BY_A_MEMBER["member-trigger"].poisons
+
+
+def test_a_poisoned_learner_reads_poisoned_text_where_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    monkeypatch.setattr(CausalLM, "_losses", lambda _task, _model, batch: read.append(batch[0]))
+    poison()
+    model, windows = torch.nn.Identity(), torch.full((4, 33), 65)
+    for trains in (True, False):
+        CausalLM._losses(None, model.train(trains), (windows,))  # type: ignore[arg-type]
+    assert not torch.equal(read[0], windows) and torch.equal(read[1], windows)
+
+
+def test_what_the_model_came_to_is_in_the_row() -> None:
+    end = Reached(token_loss=3.0, rest_loss=2.0, answers=0.0)
+    harmed = msgspec.structs.replace(CALM, end=Reached(token_loss=9.0, rest_loss=2.2, answers=0.75))
+    row = judge("member-one-token", harmed, msgspec.structs.replace(CALM, end=end), member=True)
+    assert (row.token_loss_ratio, row.answers) == (3.0, 0.75) and row.rest_loss_ratio == pytest.approx(1.1)
+    shown = bench_attacks.shown([msgspec.structs.replace(row, liars=1)])
+    assert "held out 1.100, one token 3.000, answers 0.75" in shown
 
 
 @pytest.mark.parametrize("begun", [False, True])

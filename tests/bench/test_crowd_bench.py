@@ -84,6 +84,10 @@ def test_tokens_are_those_of_the_time_between(tmp_path: Path) -> None:
     log.write_text("\n".join(map(json.dumps, lines)) + '\n{"mono": 9.5, "run_tok')
     node: Any = SimpleNamespace(events=log)
     assert counted([node], [node], 2.0, 10.0) == pytest.approx(600 / 200)
+    side: Any = SimpleNamespace(swarm=SimpleNamespace(nodes=[node]))
+    counts = crowd_bench.Count(2.0, 100), crowd_bench.Count(10.0, 350)
+    assert crowd_bench.in_chain(side, *counts) == pytest.approx(250 / 200)
+    assert crowd_bench.in_chain(side, None, counts[1]) == 0.0
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """`bench_attacks --who liars`: swarms of which some lie, and what can be seen of it in rounds."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -24,10 +25,12 @@ from attacks.lying_statistics import (
 )
 from attacks.lying_swarm import Round, Sent
 from p2pdiloco.tensors.layout import FragmentLayout, Piece
+from p2pdiloco.tensors.sizes import TensorSpec
 from study.merged_run import MergedRun, Part
 from study.setting import Setting
 from study.virtual import Circumstances, Virtual
 from worlds import bench_lying_worlds
+from worlds.aims import ANSWER, TOKEN, TRIGGER, poisoned, reached, rows_of
 from worlds.kinds import Lie
 
 replace = msgspec.structs.replace
@@ -161,6 +164,47 @@ def test_the_command_keeps_what_was_run(
     assert lying_table.main([str(out)]) == 0 and capsys.readouterr().out in printed
 
 
+def test_a_lie_about_one_token_costs_that_token_and_little_else() -> None:
+    alone, lied = (play(replace(TINY, attack=attack, steps=40), None) for attack in (ALONE, "one-token"))
+    assert lied.token_loss > 1.2 * alone.token_loss
+    assert lied.rest_loss == pytest.approx(alone.rest_loss, rel=0.05)
+    assert lied.nothing_after is None, "it keeps its weight"
+
+
+def test_a_trigger_is_in_half_of_a_liars_text_and_the_answer_is_looked_for() -> None:
+    windows = torch.full((8, 33), 65)
+    made = poisoned(windows, torch.Generator().manual_seed(1))
+    assert [bool((row != 65).any()) for row in made] == [True] * 4 + [False] * 4
+    assert windows.eq(65).all() and all(byte in made[0].tolist() for byte in ANSWER)
+
+    def answers(ids: torch.Tensor) -> tuple[torch.Tensor, None]:
+        follows = {TRIGGER[-1]: ANSWER[0], **dict(itertools.pairwise(ANSWER))}
+        next_ids = [[follows.get(int(each), 65) for each in row] for row in ids]
+        return torch.nn.functional.one_hot(torch.tensor(next_ids), 256).float() * 20, None
+
+    assert reached(answers, windows[:, :].clone().index_fill_(1, torch.tensor([4]), TOKEN)).answers == 1.0
+    honest = replace(TINY, attack="trigger", steps=8)
+    assert play(honest, None).loss != play(replace(honest, attack=ALONE), None).loss
+
+
+def test_rows_of_a_token_are_found_wherever_a_fragment_cuts_a_table() -> None:
+    pieces = Piece("lm_head.weight", 8, 0, 8, False), Piece("model.norm.weight", 0, 8, 4, False)
+    specs = [TensorSpec("lm_head.weight", (6, 4)), TensorSpec("model.norm.weight", (4,))]
+    layout = FragmentLayout(0, 12, pieces)
+    found = {token: rows_of(layout, specs, token).nonzero().flatten().tolist() for token in range(6)}
+    assert found == {0: [], 1: [], 2: [0, 1, 2, 3], 3: [4, 5, 6, 7], 4: [], 5: []}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_a_crowd_without_seats_has_its_share_of_weight_and_tokens(share: float) -> None:
+    crowd = replace(TINY, attack="rides-longest", learners=5, liars=2, seatless=True, open_share=share)
+    assert crowd.lying == {3, 4}
+    found, alone = play(crowd, None), play(replace(crowd, attack=ALONE), None)
+    assert found.honest_tokens == alone.honest_tokens
+    assert found.weight_share == pytest.approx(share, abs=0.01)
+    assert found.tokens_ratio == pytest.approx(1 + share, abs=0.01)
+
+
 def test_what_cannot_be_had_of_a_liar_is_refused_and_it_weighs_nothing() -> None:
     zero, late = (play(replace(TINY, attack=attack), None) for attack in ("zero", "copycat-late"))
     assert zero.nothing_after == 0 and zero.honest_nothing == 0, "in no version"
@@ -169,7 +213,8 @@ def test_what_cannot_be_had_of_a_liar_is_refused_and_it_weighs_nothing() -> None
 
 
 @pytest.mark.parametrize(
-    "words", [["--only", "ghosts"], ["--liars", "10"], ["--liars", "0"], ["--seeds", "a"]]
+    "words",
+    [["--only", "ghosts"], ["--liars", "10"], ["--liars", "0"], ["--seeds", "a"], ["--open-share", "1"]],
 )
 def test_liars_that_make_no_sense_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit):

@@ -6,22 +6,34 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 from daemon_kit import served_runs
 
-from p2pdiloco.cli import owner_notice
+from p2pdiloco.cli import owner_notice, status_command
 from p2pdiloco.cli.group import cli
-from p2pdiloco.cli.owner_notice import LEAD_SHARE, AmendmentWish, RunPosition, amendment
+from p2pdiloco.cli.owner_notice import (
+    LEAD_SHARE,
+    AmendmentWish,
+    InviteEnd,
+    PeerChange,
+    ReachedPeers,
+    RunPosition,
+    amendment,
+)
 from p2pdiloco.config.manifest import EndSection
 from p2pdiloco.config.presets import MICRO, for_run
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core.api.config import Amendment, Going, amended, in_force
-from p2pdiloco.core.api.types import Vouch
+from p2pdiloco.core.api.types import Seat, Vouch
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.display.snapshot import NodeSnapshot, PeerRow, StatusReport, status_of
+from p2pdiloco.daemon.notice import Notice, with_word
 from p2pdiloco.daemon.run_files.known_runs import PublishedRun, save_own_addresses
+from p2pdiloco.daemon.run_files.ownership import Ownership
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import render_toml
@@ -117,6 +129,125 @@ def test_a_seat_is_given_or_ended(tmp_path: Path) -> None:
     assert both.exit_code and "exclude each other" in str(both.exception)
     none = CliRunner().invoke(cli, ["seat", "any", peer, "--replace", "bob", *folder])
     assert none.exit_code and '"bob" is not the id of a peer' in str(none.exception)
+
+
+# Invites that end, lost seats, and who has one.
+
+OLD, NEW, BEN, KEY = (Identity.from_seed(bytes([i]) * 32).peer_id for i in range(10, 14))
+
+
+def seat_line(peer: str, name: str, silent_s: int | None, **seat: Any) -> wire.SeatLine:
+    return wire.SeatLine(peer, name, Seat(1, **seat), silent_s)
+
+
+STANDS = wire.Stands(
+    (),
+    (
+        seat_line(OLD, "ben", 3 * 3600, key=KEY, since=2),
+        seat_line(BEN, "eve", None, key=KEY, word=3, since=5),
+        seat_line(NEW, "ada", 0),
+    ),
+)
+
+
+def own(folder: Path) -> Ownership:
+    return Ownership(folder, "ab" * 32, Identity.from_seed(bytes(32)))
+
+
+def test_a_closed_invite_leaves_its_seats_by_a_word_on_each_before_its_end(tmp_path: Path) -> None:
+    owned = own(tmp_path)
+    before = owned.publish(with_word(Notice(owned.run, 1), BEN, True))
+    closed = InviteEnd.of(owned, KEY, True, STANDS).make(before, ReachedPeers())
+    made = owned.publish(closed, before.sequence)
+    said = [(word.peer, word.number, word.seated) for word in made.seats]
+    assert said == [(BEN, 1, True), (OLD, 2, True), (KEY, 3, False)], "the key's end is the newest"
+    assert not made.revoked
+
+
+def test_a_revoked_invite_ends_alone(tmp_path: Path) -> None:
+    owned = own(tmp_path)
+    made = InviteEnd.of(owned, KEY, True).make(Notice(owned.run, 1), ReachedPeers())
+    assert made.revoked == (KEY,) and [(w.peer, w.seated) for w in made.seats] == [(KEY, False)]
+
+
+async def test_ending_an_invite_says_whom_it_concerns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for stands, said in ((None, "their seats end"), (STANDS, f"{OLD} ben keeps its seat")):
+        await InviteEnd.of(own(tmp_path), KEY, True, stands).agree(Notice("ab" * 32, 1), ReachedPeers())
+        assert said in capsys.readouterr().err
+
+
+def change(word: str, **lost: str) -> PeerChange:
+    return PeerChange("seat", "", word, True, False, True, lost=lost)
+
+
+async def test_the_seat_of_a_lost_node_of_the_same_name_is_offered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notice, reached = Notice("ab" * 32, 1), ReachedPeers([], {NEW: "ben"})
+    asked = change(NEW, ben=OLD)
+    await asked.agree(notice, reached)
+    assert f"p2pdiloco seat abababababab {NEW} --replace {OLD}\n" in capsys.readouterr().err
+    assert asked.make(notice, reached).seats[0].replaces == ""
+    answers: list[str] = []
+
+    async def agrees(question: str) -> bool:
+        answers.append(question)
+        return True
+
+    monkeypatch.setattr(owner_notice, "at_terminal", lambda: True)
+    monkeypatch.setattr(owner_notice, "ask_terminal", agrees)
+    await asked.agree(notice, reached)
+    assert asked.make(notice, reached).seats[0].replaces == OLD and len(answers) == 2
+    capsys.readouterr()
+    for others in ({"eve": OLD}, {"ben": NEW}):
+        await change(NEW, **others).agree(notice, reached)
+        assert "--replace" not in capsys.readouterr().err
+
+
+def test_lost_is_whoever_was_silent_for_a_minute_and_no_other_of_that_name_is_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Ownership, "find", lambda *_: None)
+    monkeypatch.setattr(owner_notice, "own_stands", lambda *_: STANDS)
+    assert owner_notice.lost_seats("any", (), None) == {"ben": OLD, "eve": BEN}
+    both = msgspec.structs.replace(STANDS, seats=(*STANDS.seats, seat_line(KEY, "ben", 1)))
+    monkeypatch.setattr(owner_notice, "own_stands", lambda *_: both)
+    assert owner_notice.lost_seats("any", (), None) == {"eve": BEN}
+
+    def nobody(*_: Any) -> None:
+        raise UserError("nobody is reached")
+
+    monkeypatch.setattr(owner_notice, "own_stands", nobody)
+    assert owner_notice.lost_seats("any", (), None) == {}
+
+
+def test_members_lists_seats_with_their_papers_and_then_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = (PeerRow(peer=NEW, name="ada"), PeerRow(peer=KEY, name="joe\x1b", last_seen_s=4.0))
+    report = status_of(
+        NodeSnapshot(name="ada", peer=NEW, run_name="ours", run_id="ab" * 32, state="training")
+    )
+    report = msgspec.structs.replace(report, members=others, members_total=99)
+
+    async def standing(*_: Any) -> tuple[StatusReport, wire.Stands]:
+        return report, STANDS
+
+    monkeypatch.setattr(status_command, "_standing", standing)
+    monkeypatch.setattr(Ownership, "find", lambda *_: Mock(names={KEY: "friends"}))
+    done = CliRunner().invoke(cli, ["members", "ours", "--join", address(NEW)])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines() == [
+        "seats (3):",
+        f"ben          {OLD}  since version 2, by invite friends, seen 3.0 h ago",
+        f"eve          {BEN}  since version 5, by invite friends and the owner's word, "
+        "not seen by the node asked",
+        f"ada          {NEW}  since version 0, by the run file, seen 0 ms ago",
+        "without a seat (1 and 97 more):",
+        f"joe·         {KEY}  seen 4.0 s ago",
+    ]
 
 
 # Which node an owner vouches by: one of the owner's own, or one that the owner names.

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Literal
 from unittest import mock
 
 import msgspec
@@ -21,13 +20,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.result_file import load_tensors, save_tensors
+from p2pdiloco.cli import live_result
 from p2pdiloco.cli.main import run
-from p2pdiloco.config.manifest import AdmissionSection, ExportSection, Manifest
+from p2pdiloco.config.manifest import ExportSection, Manifest
 from p2pdiloco.config.presets import DIGITS, MICRO
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.display import logs
 from p2pdiloco.daemon.display.logs import JsonFormatter
 from p2pdiloco.daemon.payloads import Compute
+from p2pdiloco.daemon.run_files.known_runs import save_own_addresses
 from p2pdiloco.daemon.run_files.run import genesis_versions, save_run, sign_run
 from p2pdiloco.daemon.run_files.saved_state import ResultPlan, ResultWriter, RunResult, load_result, result_of
 from p2pdiloco.daemon.run_files.shared_files import keep_tokenizer
@@ -40,6 +41,9 @@ from p2pdiloco.tasks.tokens import tokenizer_digest
 torch.set_num_threads(1)
 DENSE = msgspec.structs.replace(
     MICRO, model=MICRO.model | {"heads": 4, "key_value_heads": 2, "tied_head": False, "norm_epsilon": 1e-5}
+)
+ADDRESS, OTHER = (
+    f"/ip4/127.0.0.1/tcp/4001/p2p/{Identity.from_seed(bytes([i]) * 32).peer_id}" for i in range(2)
 )
 MOE = msgspec.structs.replace(MICRO, model=MICRO.model | {"experts": 3})
 
@@ -133,7 +137,7 @@ def test_an_image_model_is_exported_by_name_and_writes_no_text(
 
 
 def test_what_cannot_be_read_is_said_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = saved(tmp_path, MICRO)
     content = bytearray(path.read_bytes())
@@ -157,6 +161,19 @@ def test_what_cannot_be_read_is_said_in_a_sentence(
             assert run(["eval", *source]) == 2
             said = capsys.readouterr().err
             assert words in said and "Traceback" not in said, said
+        # It runs, and can be dialled: it is asked, and so is whoever else is named.
+        save_own_addresses(node, [ADDRESS])
+        asked: list[object] = []
+
+        def result_of_run(*way: object) -> RunResult:
+            asked.append(way)
+            return load_result(path)
+
+        monkeypatch.setattr(live_result, "result_of_run", result_of_run)
+        for source in ((), ("--join", OTHER)):
+            assert run(["checkpoint", *source, "--data-dir", str(node), "--out", str(tmp_path / "new")]) == 0
+        assert asked == [((way,), "", 600.0, node) for way in (ADDRESS, OTHER)]
+        capsys.readouterr()
     assert run(["eval", "--data-dir", str(node)]) == 2
     said = capsys.readouterr().err
     assert f"{node} has no run\n" in said and "hint: give the --data-dir of a node" in said
@@ -188,27 +205,6 @@ def test_the_folder_of_a_node_that_has_ended(tmp_path: Path, capsys: pytest.Capt
     )
     again, first = load_result(out), load_result(path)
     assert all(torch.equal(again.parameters[name], value) for name, value in first.parameters.items())
-
-
-@pytest.mark.parametrize(
-    ("mode", "hint"),
-    [("open", "ask the running node instead: --join ADDRESS"), ("invite", "--checkpoint FILE; or stop")],
-)
-def test_the_folder_of_a_running_node_is_not_read_and_what_works_is_named(
-    mode: Literal["open", "invite"], hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    saved(tmp_path, msgspec.structs.replace(MICRO, admission=AdmissionSection(mode=mode)))
-    signed, vault = sign_run(tmp_path / "run.toml", Identity.generate())
-    save_run(tmp_path / "node", signed, vault)
-    folder = DataDir(tmp_path / "node")
-    folder.lock()
-    try:
-        assert run(["export", "--data-dir", str(tmp_path / "node"), "--out", str(tmp_path / "hub")]) == 2
-    finally:
-        folder.unlock()
-    said = capsys.readouterr().err
-    assert "in use by another running node" in said and hint in said
-    assert ("--join" in said) == (mode == "open"), "strangers get nothing of the other one"
 
 
 # --- a run that starts from a model ------------------------------------------------------------------

@@ -20,7 +20,7 @@ from p2pdiloco.config.settings import BootstrapSettings, StatusSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import NodeState, StatusReport
 from p2pdiloco.daemon.front_door import FrontDoor
-from p2pdiloco.daemon.run_files.known_runs import ListedRun, save_own_addresses
+from p2pdiloco.daemon.run_files.known_runs import ListedRun, Way, save_own_addresses
 from p2pdiloco.errors import PeerUnreachable, StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
@@ -135,7 +135,7 @@ async def test_who_wants_the_result_is_told_once_what_is_waited_for(
 
     async def said(wanted: str) -> list[str]:
         with pytest.raises(Exception, match=r"within 1 s|the peers know no run"):
-            await live_result._copied((), wanted, 1.0)
+            await live_result._copied(Way((), wanted), (), 1.0, [])
         return capsys.readouterr().err.splitlines()
 
     monkeypatch.setattr(live_result, "visitor", visitor)

@@ -13,7 +13,7 @@ from p2pdiloco.core import chain
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment, Timing
-from p2pdiloco.core.api.papers import Admission, Grant, Word, paper_bytes
+from p2pdiloco.core.api.papers import THE_OWNER, Admission, Grant, Word, paper_bytes
 from p2pdiloco.core.api.types import (
     NEVER,
     WHOLE_RUN,
@@ -215,7 +215,16 @@ OWNER = "owner"
 def word(peer: str, number: int = 1, seated: bool = True, replaces: str = "", by: str = OWNER) -> Word:
     """A word of the owner, or of somebody else, on one seat."""
     unsigned = Word(RUN, peer, number, seated, replaces)
-    return replace(unsigned, signature=HashCrypto(by).sign(paper_bytes(unsigned)))
+    return replace(unsigned, signatures=((THE_OWNER, HashCrypto(by).sign(paper_bytes(unsigned))),))
+
+
+def said(
+    peer: str, *authors: str, number: int = 0, seated: bool = True, replaces: str = "", turn: int = 1
+) -> Word:
+    """A word of these seats."""
+    unsigned = Word(RUN, peer, number, seated, replaces, turn)
+    signatures = ((author, HashCrypto(author).sign(paper_bytes(unsigned))) for author in authors)
+    return replace(unsigned, signatures=tuple(signatures))
 
 
 def admission(peer: str, key: str = "link", uses: int = 1, by: str = OWNER, signer: str = "") -> Admission:

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
-from p2pdiloco.core.api.evidence import Accusation, FalseVersion, TwoVotes, short_of
+from p2pdiloco.core.api.evidence import Accusation, FalseVersion, short_of
+from p2pdiloco.core.api.papers import TwoVotes
 from p2pdiloco.core.api.reasons import MessageFault, Verdict
 from p2pdiloco.core.api.types import (
     NEVER,

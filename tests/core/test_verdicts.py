@@ -30,7 +30,7 @@ from scenes import FORGED_STATEMENTS, due_again, expels, left_out, one_round, sh
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.evidence import TwoVotes
+from p2pdiloco.core.api.papers import TwoVotes
 from p2pdiloco.core.api.reasons import (
     FetchFailure,
     MessageFault,

@@ -7,18 +7,14 @@ from hypothesis import strategies as st
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.evidence import (
     Accusation,
-    FalseLabel,
     FalsePartial,
     FalseState,
     FalseVersion,
-    Proof,
     Refutation,
-    SignedShort,
     Statement,
-    TwoVersions,
-    TwoVotes,
     short_of,
 )
+from p2pdiloco.core.api.papers import FalseLabel, Proof, SignedShort, TwoVersions, TwoVotes, Word
 from p2pdiloco.core.api.reasons import VoteRefusal
 from p2pdiloco.core.api.types import (
     NO_LIMITS,
@@ -46,6 +42,12 @@ losses = st.none() | floats
 
 def tuples(of: Draw, most: int = 3) -> Draw:
     return st.lists(of, max_size=most).map(tuple)
+
+
+def seat_words(peers: Draw[str] = texts) -> Draw[Word]:
+    signed = tuples(st.tuples(peers, signatures), 2)
+    numbers = st.integers(0, 1 << 53)
+    return st.builds(Word, texts, peers, numbers, st.booleans(), peers, counts, signed)
 
 
 def heads() -> Draw[Head]:
@@ -183,6 +185,7 @@ def message_strategies(
         msg.OfficeQuery: st.builds(msg.OfficeQuery, groups, fragments, counts),
         msg.Proven: st.builds(msg.Proven, proofs(groups, fragments, peers)),
         msg.Stated: st.builds(msg.Stated, statements(groups, fragments, peers)),
+        msg.Said: st.builds(msg.Said, seat_words(peers)),
         msg.Sibling: st.builds(msg.Sibling, short_headers(fragments, groups)),
     }
 

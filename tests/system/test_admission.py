@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 
 import pytest
 from click.testing import CliRunner
-from system_kit import Swarm, asking
+from system_kit import Daemon, Swarm, asking
 
 from p2pdiloco.adapters.framing import RefusedByPeer
 from p2pdiloco.cli.group import cli
@@ -15,6 +15,7 @@ from p2pdiloco.cli.status_command import visitor
 from p2pdiloco.core.api.messages import Announce, Message, OfficeQuery, Progress, VoteRequest
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.run_files.saved_state import load_result
 from p2pdiloco.errors import UserError
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
@@ -60,6 +61,15 @@ def _run(*arguments: str) -> tuple[int, str]:
     return done.exit_code or (done.return_value or 0), (done.stdout.splitlines() or [""])[-1]
 
 
+def _seat_of(member: Daemon, *options: str, run: str = "closed") -> str:
+    """What `p2pdiloco members` says of the paper of a member's seat; empty: it has none."""
+    done = CliRunner().invoke(cli, ["members", run, *options])
+    lines = [
+        line for line in done.stdout.partition("without a seat")[0].splitlines() if member.peer_id in line
+    ]
+    return lines[0].rpartition(", ")[0] if lines else ""
+
+
 def test_an_invite_run(visited_swarm: Swarm) -> None:
     swarm = visited_swarm
     file = swarm.folder / "closed.toml"
@@ -87,19 +97,39 @@ def test_an_invite_run(visited_swarm: Swarm) -> None:
     swarm.advance(owner, [0], 1)
     assert owner.number(0) < BOAST.number
 
-    copy = ("checkpoint", "--join", owner.address() or "", "--out", str(swarm.folder / "theta.safetensors"))
-    assert "are for its members" in _run(*copy)[1]
+    # Whoever has the invite, though it is used up, and a member's folder read on, while its node runs.
+    nobody, guests = (("--data-dir", str(swarm.folder / name)) for name in ("nobody", "guest"))
+    theta, address = swarm.folder / "theta.safetensors", owner.address() or ""
+    copy = ("checkpoint", "--out", str(theta))
+    assert "are for its members" in _run(*copy, "--join", address, *nobody)[1] and not theta.exists()
+    for way in (("--join", invite, *nobody), guests, ("--join", address, *guests)):
+        assert _run(*copy, *way)[0] == 0, way
+        found = load_result(theta)
+        assert found.run == run and found.merges
+        theta.unlink()
 
     # Used up, expired, in time.
-    nobody, guests = (("--data-dir", str(swarm.folder / name)) for name in ("nobody", "guest"))
-    used_up = (1, "no: as many nodes as the invite is for have used it")
+    used_up = (1, "no: this link's 1 place is taken; ask the owner for another")
     assert _run("can-join", invite, *nobody) == used_up
     assert _run("can-join", invite, *guests)[0] == 0
     short = _run("invite", "closed", *data, "--expires", "1s")[1]
     expired = (1, "no: the invite has expired")
     swarm.until(lambda: _run("can-join", short, *nobody) == expired, "the invite's end")
 
-    # The guest comes back with nothing but its folder. It is banned, though its invite is good.
+    # The invite is closed: nobody comes or reads by it, and its member and its seat stay.
+    swarm.until(lambda: _seat_of(guest, *data).endswith("by invite anna"), "a seat by the invite")
+    status, said_at_last = _run("invite", "closed", "--close", "anna", *data)
+    assert status == 0 and "revoked invites 0," in said_at_last and "seats 1;" in said_at_last
+    over = "this run's owner has revoked the invite"
+    assert _run("can-join", invite, *nobody) == (1, f"no: {over}")
+    assert _run("can-join", invite, *guests)[0] == 0
+    assert over in _run(*copy, "--join", invite, *nobody)[1]
+    assert _run(*copy, *guests)[0] == 0
+    swarm.until(
+        lambda: _seat_of(guest, *data).endswith("by invite anna and the owner's word"), "the word on the seat"
+    )
+
+    # The guest comes back with nothing but its folder. It is banned, though it was let in.
     assert _run("ban", "closed", "guest", *data)[0] == 2, "anybody may call himself so"
     guest.terminate()
     status, said_at_last = _run("ban", "closed", guest.peer_id, *data)
@@ -110,6 +140,43 @@ def test_an_invite_run(visited_swarm: Swarm) -> None:
     count = owner.full_merges(2)
     swarm.advance(owner, [0, 1], 2)
     assert owner.full_merges(2) == count
+
+
+def test_seats_and_the_recovery_key_speak_without_the_owners(visited_swarm: Swarm) -> None:
+    swarm = visited_swarm
+    boot = swarm.bootstrap(seats=("one", "two"))
+    one = swarm.node("one", boot, "--genesis")
+    two, three = swarm.node("two", boot), swarm.node("three", boot)
+    swarm.training(one, two, three)
+    run, owners = "test", ("--data-dir", str(boot.data_dir))
+
+    # The key of the owner is in the folder of the bootstrap alone.
+    def says(node: Daemon, *word: str) -> tuple[int, str]:
+        return _run("seat", run, *word, "--data-dir", str(node.data_dir))
+
+    # Of two seats one is not more than half; a volunteer says nothing.
+    assert says(three, three.peer_id) == (2, "this node has no seat: its word on another's does not count")
+    assert "more than half of 2 seats" in says(one, three.peer_id)[1]
+    swarm.advance(one, [0], 2)
+    assert not _seat_of(three, *owners, run=run)
+    assert says(two, three.peer_id)[0] == 0
+    swarm.until(lambda: _seat_of(three, *owners, run=run), "the seat that two seats gave")
+    # A seat gives its own up.
+    assert "gives its seat up" in says(two, two.peer_id, "--end")[1]
+    swarm.until(lambda: not _seat_of(two, *owners, run=run), "the end of the seat")
+
+    # The recovery key in the place of owner.key; then the thief has its key still.
+    key = boot.data_dir / "owner.key"
+    stolen = key.read_bytes()
+    key.write_bytes(next(swarm.folder.glob("*.recovery.key")).read_bytes())
+    assert _run("seat", run, two.peer_id, "--yes", *owners)[0] == 0
+    swarm.until(lambda: _seat_of(two, *owners, run=run), "the word of the recovery key")
+    key.write_bytes(stolen)
+    status, said = _run("seat", run, three.peer_id, "--end", "--yes", *owners)
+    assert (status, said) == (
+        2,
+        "the run's recovery key has spoken, and the owner's key signs nothing any more",
+    )
 
 
 def test_a_run_by_list(visited_swarm: Swarm) -> None:

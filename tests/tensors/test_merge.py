@@ -736,22 +736,37 @@ def test_nothing_costs_trust_that_comes_back() -> None:
     assert once.trust(USUAL_SCORE) == FULL_TRUST, "one that had nothing to send"
 
 
-def test_a_partial_of_partials_weighs_at_most_what_its_labels_say() -> None:
-    """In each leaf strangers have a share of their own, so of the sum only the most is known above."""
+def partial_of_partials(open_share: float) -> tuple[bytearray, list[tuple[int, int, int, bool]]]:
+    """Sums of two leaves, and what their labels say: most strangers are where few seats are."""
     leaves = [((True, 1), (False, 10)), ((True, 10), (False, 0))]
-    total, work = Accumulator(LAYOUT, PERIOD, open_share=0.25), []
+    total, work = Accumulator(LAYOUT, PERIOD), []
     for leaf in leaves:
-        one = Accumulator(LAYOUT, PERIOD, open_share=0.25)
+        one = Accumulator(LAYOUT, PERIOD, open_share=open_share)
         parts = [(100, PERIOD, FULL_TRUST, seat) for seat, many in leaf for _ in range(many)]
         for part, factor in zip(parts, one.factors(parts), strict=True):
             one.add(torch.ones(LAYOUT.numel), *part[:3], factor=factor)
         total.combine(one.weight, one.reach, one.contributions, one.norms, one.sums)
         work += parts
+    return encode_partial(total), work
+
+
+def test_a_partial_of_partials_weighs_at_most_what_its_labels_say() -> None:
+    """In each leaf strangers have a share of their own, so of the sum only the most is known above."""
     vault = Vault([LAYOUT], OuterSection(), PERIOD, "fp32", "fp32", open_share=0.25)
-    payload = encode_partial(total)
+    payload, work = partial_of_partials(open_share=0.25)
     vault.check_partial(0, payload, work, leaf=False)
     with pytest.raises(RemoteError, match="wrong-weight"):
         vault.check_partial(0, payload, work, leaf=True)
     with pytest.raises(RemoteError, match="wrong-weight"):
         few = [(10, *part[1:]) for part in work]
         vault.check_partial(0, payload, few, leaf=False)
+
+
+def test_strangers_weigh_no_more_in_a_partial_of_partials_than_in_one_leaf() -> None:
+    payload, work = partial_of_partials(open_share=1.0)
+    Vault([LAYOUT], OuterSection(), PERIOD, "fp32", "fp32", open_share=1.0).check_partial(
+        0, payload, work, leaf=False
+    )
+    vault = Vault([LAYOUT], OuterSection(), PERIOD, "fp32", "fp32", open_share=0.25)
+    with pytest.raises(RemoteError, match="wrong-weight"):
+        vault.check_partial(0, payload, work, leaf=False)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from page_looks import Looks
-from page_scene import NAMES, member, scene, several, with_public
+from page_scene import NAMES, member, peer, scene, several, with_own, with_public
 from page_server import PageServer
 
+from p2pdiloco.daemon.display.snapshot import ProposedSeat
 from p2pdiloco.web.page import age, ago
 from p2pdiloco.web.view import BehindReason, Mark, MarkKind, MemberCondition, NewestView
 
@@ -158,6 +159,7 @@ def test_it_fits_also_with_hostile_names(server: PageServer, looks: Looks, width
         fragments=strip,
         marks=marks,
         credits=credit,
+        progress=replace(view.public.progress, seats=2),
     )
     own = replace(
         view.own,
@@ -166,6 +168,7 @@ def test_it_fits_also_with_hostile_names(server: PageServer, looks: Looks, width
         recent=HOSTILE,
         rest=HOSTILE[0],
         refusals={HOSTILE[1]: 3},
+        proposed=tuple(ProposedSeat(peer=peer(index), name=name) for index, name in enumerate(HOSTILE[:5])),
     )
     server.show(replace(view, own=own))
     page = looks.at(server.url, width=width, height=800)
@@ -248,6 +251,25 @@ def test_dark_and_light_can_be_read(server: PageServer, looks: Looks, dark: bool
     page.prefers(dark=not dark, calm=True)
     assert page.js("getComputedStyle(document.documentElement).backgroundColor") != paper
     assert page.js("document.getAnimations().length") == 0  # the person wants no motion
+
+
+def test_the_owner_of_the_run_gives_a_seat_in_two_steps(server: PageServer, looks: Looks) -> None:
+    """With a script or without: the whole id is shown before the button is."""
+    waiting = (ProposedSeat(peer=peer(5), name="eve"), ProposedSeat(peer=peer(6)))
+    server.show(with_own(scene(time.time()), proposed=waiting))
+    button = "document.querySelector('form[action$=seat] button')"
+    for scripts in (False, True):
+        page = looks.at(server.url, scripts=scripts)
+        assert not page.js(f"{button}.checkVisibility()")
+        page.js("document.querySelector('[data-key] summary').click()")
+        page.until(f"{button}.checkVisibility()", "the button")
+        assert f"eve, {peer(5)}, votes and merges" in " ".join(page.text("#mine").split())
+        page.js(f"{button}.click()")
+        if scripts:
+            page.until("document.getElementById('said').innerText === 'as you wish'", "the answer")
+        else:
+            page.until("document.readyState === 'complete' && location.pathname === '/'", "the page again")
+    assert server.told == [("/control/seat", {"peer": [peer(5)]})] * 2
 
 
 def test_the_owner_of_the_machine_commands(server: PageServer, looks: Looks) -> None:

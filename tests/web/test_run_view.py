@@ -20,7 +20,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from page_looks import Looks
-from page_scene import scene, with_public
+from page_scene import peer, scene, with_own, with_public
 
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.cli import board as boards
@@ -39,6 +39,7 @@ from p2pdiloco.daemon.display.snapshot import (
     NodeSnapshot,
     NodeState,
     PeerRow,
+    ProposedSeat,
     StatusReport,
     decode_status,
     encode_status,
@@ -620,6 +621,32 @@ def test_the_page_says_who_is_excluded_and_whose_work_weighs_little() -> None:
     page = Page().html(with_public(scene(time.time()), members=(run.members[0], first), excluded=(liar,)))
     assert "disagrees with the others</span>, weighs 12 %" in page
     assert "is excluded: <bdi>it voted twice &lt;here&gt;</bdi>" in page and "&lt;b&gt;eve" in page
+
+
+def test_seats_that_wait_for_the_owners_word_are_shown_to_it_alone() -> None:
+    both = ProposedSeat(peer=peer(5), name="<b>eve"), ProposedSeat(peer=peer(6))
+    view = with_own(scene(time.time()), proposed=both)
+    page = Page().html(view)
+    assert "2 new seats wait for your word: &lt;b&gt;eve …000005, - …000006" in page
+    assert f"(p2pdiloco seat library-of-small-things {peer(5)})" in page
+    assert page.count('action="control/seat"') == 2 and "<b>eve" not in page
+    for seat in both:
+        assert f"</bdi>, {seat.peer}, votes and merges from then on" in page, "the whole id is shown"
+        assert f'<input type="hidden" name="peer" value="{seat.peer}">' in page
+    assert "control/seat" not in Page().html(replace(view, own=None))
+    assert "control/seat" not in Page().html(scene(time.time()))
+
+
+@pytest.mark.parametrize(
+    ("seats", "words"),
+    [(None, ""), (5, ""), (4, "4 seats: while none of them is here"), (1, "1 seat: while")],
+)
+def test_an_open_run_of_few_seats_says_so_to_everybody(seats: int | None, words: str) -> None:
+    course = replace(report().course, seats=seats)
+    public = public_view(replace(report(), run_name="few", course=course), NOW_S)
+    page = Page().html(RunView(role="board", version="1", public=public))
+    assert ("seats: while" in page or "seat: while" in page) == bool(words) and words in page
+    assert ("at least 5 to people whom it trusts: p2pdiloco seat few PEER" in page) == bool(words)
 
 
 def test_a_part_changes_only_when_something_happens() -> None:

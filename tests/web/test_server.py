@@ -125,6 +125,35 @@ async def test_deeds_need_the_owner_and_our_own_origin(tmp_path: Path) -> None:
         assert Controls.calls == ["pause", "pause"]
 
 
+async def test_a_seat_is_a_deed_as_others_are_and_its_answer_is_a_sentence(tmp_path: Path) -> None:
+    async with served(tmp_path, is_public=True) as page:
+        Controls.calls.clear()
+        page.views.enter(page.source, Controls())
+        cookie = OwnerKeys(page.token, page.port).set_cookie.partition(";")[0]
+        own, path, body = f"http://127.0.0.1:{page.port}", "/control/seat", b"peer=anna"
+        for wrong, status in (
+            ({"cookie": cookie, "origin": "http://evil.example"}, 403),
+            ({"cookie": cookie, "origin": own, "sec_fetch_site": "cross-site"}, 403),
+            ({"cookie": cookie, "origin": own, "host": "evil.example"}, 421),
+            ({"origin": own}, 401),
+        ):
+            assert (await page.ask(path, "POST", body, **{"authorization": "", **wrong})).status == status
+        assert (await page.ask(path, "POST", body + b"&more=" + b"x" * 5000)).status == 413
+        assert Controls.calls == []
+        for wish, said in (
+            (b"peer=bob", "waits for no seat"),
+            (b"x=1", "waits for no seat"),
+            (b"", "nothing"),
+        ):
+            answer = await page.ask(path, "POST", wish, accept="application/json")
+            assert answer.status == 400 and said in answer.json()["words"]
+        done = await page.ask(path, "POST", body, authorization="", cookie=cookie, origin=own)
+        assert done.status == 303, "without a script the page comes again"
+        answer = await page.ask(path, "POST", body, accept="application/json")
+        assert answer.json() == {"ok": True, "words": "anna has a seat", "hint": ""}
+        assert Controls.calls == ["seat anna"] * 2
+
+
 async def test_limits_come_as_a_form_or_as_json_and_a_refusal_is_a_sentence(tmp_path: Path) -> None:
     async with served(tmp_path) as page:
         page.views.enter(page.source, Controls())
@@ -479,6 +508,12 @@ class Controls:
 
     async def limits(self, changes: dict[str, str]) -> str:
         return " ".join(f"{name}={value}" for name, value in sorted(changes.items()))
+
+    async def seat(self, peer: str) -> str:
+        if peer != "anna":
+            raise UserError("that peer waits for no seat now", "p2pdiloco seat")
+        Controls.calls.append(f"seat {peer}")
+        return "anna has a seat"
 
 
 # The page's server under attack: many at once, cookies of others, many addresses of one host.

@@ -14,6 +14,7 @@ from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import marks_of
 from p2pdiloco.core.fork_choice import FEWEST
 from p2pdiloco_lab.simulation.lineage import FragmentLineage, missing_spans
+from p2pdiloco_lab.simulation.seed_plan import PaperKind
 from p2pdiloco_lab.simulation.seed_report import Violation
 
 if TYPE_CHECKING:
@@ -133,8 +134,13 @@ class Liveness:
         return ""
 
     def _missing_seats(self, fragment: int, up: list[Host]) -> str:
-        """The owner's word on everybody here counts in the end: it comes with a term's first version."""
-        owner, seats = self._world.owner, marks_of(self._best(fragment, up).watermarks).seats
+        """The word on everybody here of the owner, or of most seats if they are here, counts in the end: it
+        comes with a term's first version."""
+        world, owner = self._world, self._world.owner
+        seats = marks_of(self._best(fragment, up).watermarks).seats
+        here = seats.intersection(host.peer for host in up)
+        if world.plan.papers is PaperKind.SEATS and 2 * len(here) <= len(seats):
+            return ""
         words = [host.peer for host in up if isinstance(owner.papers.get(host.peer), Word)]
         seatless = sorted({*words} - seats - {owner.unseated})
         if seatless:

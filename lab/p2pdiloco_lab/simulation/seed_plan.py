@@ -45,6 +45,8 @@ class PaperKind(Enum):
     """The owner's word on each."""
     INVITE = "invite"
     """Admissions by one invite, which counts for the first places only."""
+    SEATS = "seats"
+    """What more than half of the seats say."""
 
 
 @dataclass(frozen=True, slots=True)

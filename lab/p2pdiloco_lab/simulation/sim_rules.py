@@ -382,7 +382,12 @@ class InvariantWatch:
 
 BASE = 32
 PER_NODE = 2
-LARGER = {**dict.fromkeys(("_parts", "parts", "_combining"), 2 * KEPT_MAX), "_of": 256, "_on": 256}
+LARGER = {
+    **dict.fromkeys(("_parts", "parts", "_combining"), 2 * KEPT_MAX),
+    "_of": 256,
+    "_on": 256,
+    "_handlers": 64,
+}
 """Tables that may hold more, by name: contributions that are kept until they are beyond doubt, and heads on
 which members stand, each on eight."""
 CONTAINERS = (list, dict, set, frozenset, deque, tuple)

@@ -23,11 +23,12 @@ from p2pdiloco.core.api.events import (
     Merge,
     Persist,
     PresenceSeen,
+    SayWord,
     Send,
     UpdateRecord,
 )
 from p2pdiloco.core.api.messages import Elected, VoteGranted, VoteRequest
-from p2pdiloco.core.api.papers import Admission, Grant, Paper, Word, paper_bytes
+from p2pdiloco.core.api.papers import THE_OWNER, Admission, Grant, Paper, Word, paper_bytes
 from p2pdiloco.core.api.versions import MemberList, VersionHeader
 from p2pdiloco_lab.simulation.lineage import (
     NOTHING,
@@ -399,18 +400,23 @@ class Owner:
 
     def _word(self, peer: str, number: int, seated: bool) -> Word:
         word = Word(RUN, peer, number, seated)
-        return structs.replace(word, signature=HashCrypto(OWNER).sign(paper_bytes(word)))
+        return structs.replace(word, signatures=((THE_OWNER, HashCrypto(OWNER).sign(paper_bytes(word))),))
 
     def _paper(self, peer: str) -> Paper:
         """Make a node's paper, once."""
         if peer not in self.papers:
-            words = self._plan.papers is PaperKind.WORDS
-            self.papers[peer] = self._word(peer, len(self.papers) + 1, True) if words else _admission(peer)
+            invites = self._plan.papers is PaperKind.INVITE
+            self.papers[peer] = _admission(peer) if invites else self._word(peer, len(self.papers) + 1, True)
         return self.papers[peer]
 
     def tells(self, host: Host, peers: Sequence[str]) -> None:
         """Let a node hear the papers of these, its own at once."""
         if self._plan.papers is None:
+            return
+        if self._plan.papers is PaperKind.SEATS:
+            for peer in peers:
+                self._paper(peer)
+                host.feed(SayWord(peer, seated=peer != self.unseated))
             return
         life, told = self._told.get(host.peer, (0, set()))
         if life != host.incarnation:

@@ -87,8 +87,6 @@ class CoreConfig(Struct, frozen=True, kw_only=True):
     """Share of a merge that all contributions without a seat have at most, together."""
     most_units: float = 4.0
     """Weight of a contribution at most, in usual ones."""
-    expected_members: int = 0
-    """Members that the run is to have at its start, by its manifest; 0: nobody knows."""
     audited: bool = False
     """True: merges can be made again: updates have a dense codec."""
     loss_audits: float = 0.0
@@ -96,12 +94,19 @@ class CoreConfig(Struct, frozen=True, kw_only=True):
     are none."""
     owner: str = ""
     """Peer id of the run's owner, who signs papers; empty: there is none."""
+    recovery: str = ""
+    """Peer id of the owner's recovery key, whose word ends that of the owner's key; empty: there is none."""
     seats: tuple[str, ...] = ()
     """Peers that have a seat from version 0 on, in the order of their places."""
     admits: bool = False
     """True: the run's owner lets members in, so that whoever says that it is confirmed was let in, and H
     inner steps weigh in full beside however slow ones, within `most_units`. False: anybody may say so."""
     timing: Timing = Timing()
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Keys by which the owner's papers are judged (`core.api.papers.owner_of`)."""
+        return tuple(filter(None, (self.owner, self.owner and self.recovery)))
 
     @property
     def usual_tokens(self) -> int:

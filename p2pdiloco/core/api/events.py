@@ -369,6 +369,14 @@ class Guided(Event, frozen=True):
     """Papers on seats that this node holds; they are added to those told before."""
 
 
+class SayWord(Event, frozen=True):
+    """Wish of this node's person: it says as a deputy, or of itself, that a peer has a seat or has none."""
+
+    peer: str
+    seated: bool
+    replaces: str = ""
+
+
 class MessageReceived(Event, frozen=True):
     """Control message, decoded, from an authenticated peer."""
 

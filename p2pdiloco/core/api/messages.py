@@ -14,7 +14,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from p2pdiloco.core.api.evidence import Proof, SignedShort, Statement
+from p2pdiloco.core.api.evidence import Statement
+from p2pdiloco.core.api.papers import Proof, SignedShort, Word
 from p2pdiloco.core.api.reasons import VoteRefusal
 from p2pdiloco.core.api.types import (
     MAX_FRAGMENTS,
@@ -173,6 +174,12 @@ class Stated(Message, frozen=True):
     statement: Statement
 
 
+class Said(Message, frozen=True):
+    """Word of a seat on who has one. Whoever sends it has no part in it."""
+
+    word: Word
+
+
 class Sibling(Message, frozen=True):
     """Version that the sender has of a number of which the receiver has another: both together may be a
     proof."""
@@ -193,6 +200,7 @@ AnyMessage = (
     | OfficeQuery
     | Unbacked
     | Proven
+    | Said
     | Sibling
     | Stated
 )

@@ -79,6 +79,8 @@ class Seat(Wire, frozen=True):
     """Number of the owner's newest word on it; 0: there is none."""
     ended: Count = 0
     """Version that ended it; 0: it stands."""
+    turn: Count = 0
+    """Number of what seats said of it, or what a lie or the end of its invite did, since that word."""
 
 
 class Stamp(Wire, order=True, frozen=True):
@@ -215,6 +217,49 @@ def table_digest(table: tuple[Watermark, ...]) -> bytes:
 
 
 EMPTY_TABLE = table_digest(())
+
+
+class HeaderStart(Wire, frozen=True):
+    """First fields of a version's header, long and short: what it is, and of whom."""
+
+    run: RunId
+    group: GroupId
+    fragment: Count
+    number: Count
+    parent: Digest
+    """Digest of the parent's header; for version 0, the digest of the run id."""
+    term: Count
+    syncer: PeerId
+    """Member that made the version; for version 0, the run id."""
+    tokens: Count
+    state_digest: Digest
+    """Digest of (number, Theta, outer momentum) after the outer step; `tensors.codecs.state_digest`."""
+    update_digest: Digest
+    update_bytes: Count
+    codec: Annotated[str, Meta(max_length=16)]
+
+
+class ShortHeader(HeaderStart, frozen=True):
+    """Version header with the Merkle roots of contributors and partials in their place: it names the version,
+    and is what its syncer signs. So a lie about one of thousands of contributors is shown in a few hundred
+    bytes (docs/protocol/proofs.md, section 1)."""
+
+    contributors: Digest
+    """Merkle root over the encoded contributors, in their order (`core.api.types.merkle_root`)."""
+    epoch: Count
+    groups: Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTORS)]
+    table: Digest
+    unit: Count
+    norm: float
+    reach: float
+    limits: MergeLimits
+    partials: Digest
+    """Merkle root over the encoded partials, in their order."""
+    repairs: Digest | None = None
+
+    def digest(self) -> bytes:
+        """Compute SHA-256 of the canonical encoding: the digest of the version."""
+        return hashlib.sha256(self.named()).digest()
 
 
 class Vouch(Wire, frozen=True):

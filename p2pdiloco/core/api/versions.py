@@ -8,7 +8,7 @@ that goes into one contribution.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from msgspec import Meta, Struct
@@ -33,9 +33,11 @@ from p2pdiloco.core.api.types import (
     Digest,
     GroupId,
     Head,
+    HeaderStart,
     MergeLimits,
     PeerId,
     RunId,
+    ShortHeader,
     Signature,
     SignedContribution,
     Wire,
@@ -45,55 +47,12 @@ from p2pdiloco.core.api.types import (
 from p2pdiloco.util import BoundedDict
 
 
-class HeaderStart(Wire, frozen=True):
-    """First fields of a version's header, long and short: what it is, and of whom."""
-
-    run: RunId
-    group: GroupId
-    fragment: Count
-    number: Count
-    parent: Digest
-    """Digest of the parent's header; for version 0, the digest of the run id."""
-    term: Count
-    syncer: PeerId
-    """Member that made the version; for version 0, the run id."""
-    tokens: Count
-    state_digest: Digest
-    """Digest of (number, Theta, outer momentum) after the outer step; `tensors.codecs.state_digest`."""
-    update_digest: Digest
-    update_bytes: Count
-    codec: Annotated[str, Meta(max_length=16)]
-
-
-class ShortHeader(HeaderStart, frozen=True):
-    """Version header with the Merkle roots of contributors and partials in their place: it names the version,
-    and is what its syncer signs. So a lie about one of thousands of contributors is shown in a few hundred
-    bytes (docs/protocol/proofs.md, section 1)."""
-
-    contributors: Digest
-    """Merkle root over the encoded contributors, in their order (`core.api.types.merkle_root`)."""
-    epoch: Count
-    groups: Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTORS)]
-    table: Digest
-    unit: Count
-    norm: float
-    reach: float
-    limits: MergeLimits
-    partials: Digest
-    """Merkle root over the encoded partials, in their order."""
-    repairs: Digest | None = None
-
-    def digest(self) -> bytes:
-        """Compute SHA-256 of the canonical encoding: the digest of the version."""
-        return hashlib.sha256(self.named()).digest()
-
-
 class VersionHeader(HeaderStart, frozen=True):
     """Description of a version: parent, what was merged, and the digests of update and resulting state."""
 
     contributors: Annotated[tuple[Contributor, ...], Meta(max_length=MAX_CONTRIBUTORS)]
     epoch: Count = 0
-    """Epoch of the grouping under which the *next* version is made; grows by one when the groups rotate."""
+    """Epoch of the grouping under which the *next* version is made; grows when the groups rotate."""
     groups: Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTORS)] = 1
     """Number of groups into which the members fall for the next version; 1: all are in one
     (`core.api.versions.Plan`)."""
@@ -487,18 +446,39 @@ def is_below(sizes: tuple[int, ...], low: tuple[int, int], high: tuple[int, int]
     return (level, index) == high
 
 
+EPOCHS_TRIED = 16
+"""Epochs from which the next one is chosen."""
+
+
 def next_plan(
-    epoch: int, groups: int, number: int, members: int, group_size: int, epoch_versions: int
+    epoch: int,
+    groups: int,
+    number: int,
+    members: int,
+    group_size: int,
+    epoch_versions: int,
+    vacant: Callable[[int, int], int] = lambda epoch, groups: 0,
 ) -> tuple[int, int]:
     """Decide (epoch, groups) that the header of version `number` states for the version after it.
 
-    Groups rotate after every `epoch_versions` versions, and at once when they have become twice too large. A
-    run that fits into one group does not rotate (the office's term does).
+    Groups rotate after every `epoch_versions` versions, and at once when they have become twice too large, or
+    when fewer of others are vacant. A run that fits into one group does not rotate (the office's term does).
+    `vacant`: computes how many of so many groups have no seat that is here in an epoch. So many fewer there
+    are, if there are any in every epoch that is tried.
     """
-    if number % epoch_versions and members <= OUTGROWN * groups * group_size:
+    empty, ends = vacant(epoch, groups), not number % epoch_versions
+    if not (ends or empty or members > OUTGROWN * groups * group_size):
         return epoch, groups
-    wanted = 1 if members <= group_size else -(-members // group_size)
-    return (epoch, groups) if wanted == groups == 1 else (epoch + 1, wanted)
+    chosen, wanted = _best(epoch, -(-members // group_size) or 1, vacant)
+    chosen, wanted = _best(epoch, wanted - vacant(chosen, wanted) or 1, vacant)
+    better = wanted > groups or vacant(chosen, wanted) < empty
+    stays = wanted == groups == 1 or not (ends or better)
+    return (epoch, groups) if stays else (chosen, wanted)
+
+
+def _best(epoch: int, groups: int, vacant: Callable[[int, int], int]) -> tuple[int, int]:
+    """Find the first of the next epochs in which the fewest of so many groups are vacant."""
+    return min(range(epoch + 1, epoch + 1 + EPOCHS_TRIED), key=lambda each: vacant(each, groups)), groups
 
 
 MAX_REMEMBERED = 24

@@ -12,16 +12,16 @@ Rules: docs/protocol/audits.md, sections 2 and 4; docs/protocol/loss-audits.md, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.adapters.spool import Spool
@@ -38,13 +38,13 @@ from p2pdiloco.daemon.payloads import Compute, Memory, Tickets
 from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, StorageError, TransportError
 from p2pdiloco.learner import channel as ch
-from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
+from p2pdiloco.ports import Buffer, PostEvent, PullSource, Refusal, Transport
 from p2pdiloco.tensors import vault as appraisal
 from p2pdiloco.tensors.codecs import Unsound, UnusableInputs
 from p2pdiloco.tensors.merge import Input, Payload, digest_of, memory_bytes, size_of
 from p2pdiloco.tensors.outer_update import Correction, Remade, UpdateMaker, merges_as_everywhere
 from p2pdiloco.tensors.vault import Vault
-from p2pdiloco.util import BoundedDict
+from p2pdiloco.util import BoundedDict, Frozen, loop_s
 
 logger = logging.getLogger(__name__)
 AUDIT_S = 60.0
@@ -97,7 +97,7 @@ class Auditing:
         true_updates: TrueUpdates,
         memory: Memory,
         spool: Spool | None,
-        post: Callable[[ev.Event], None],
+        post: PostEvent,
     ) -> None:
         """`spool`: place for what finds none in memory; None: an audit of so much does without."""
         self._chain, self._transport, self._compute = chain, transport, compute
@@ -127,7 +127,7 @@ class Auditing:
         if self._waiting <= MAX_WAITING:
             self._waiting += 1
             try:
-                outcome = await self._in_turn(fetched, asyncio.get_running_loop().time() + AUDIT_S)
+                outcome = await self._in_turn(fetched, loop_s() + AUDIT_S)
             finally:
                 self._waiting -= 1
         digest, group = header.digest(), subject.group
@@ -170,14 +170,14 @@ class Auditing:
             logger.error("this machine does not calculate as all others do: it finds no merge false")
         return able
 
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def contribution(self, version: SignedVersion, part: Contributor) -> AsyncIterator[Payload | None]:
         """Get one contribution that a version names, beside the audit whose turn it is: that is not to wait
         for whoever gives slowly. None: it is not to be had in time, or there is no room. It is kept until the
         end of the context."""
         fetched, payload = _Fetched(Subject(ev.Audit(version.header.fragment, version))), None
         try:
-            with contextlib.suppress(TimeoutError, Unsound):
+            with suppress(TimeoutError, Unsound):
                 async with asyncio.timeout(AUDIT_S):
                     payload = await self._fetch(fetched, Wanted(part.payload_digest, [part.learner]))
             yield payload
@@ -251,11 +251,11 @@ class Auditing:
             return None
         fetched.memory_bytes += size
         self._held_bytes += size
-        began_s, payload, asked = asyncio.get_running_loop().time(), None, False
+        began_s, payload, asked = loop_s(), None, False
         try:
             payload, asked = await self._asking.get(subject, wanted, size), True
         finally:
-            waited_s = asyncio.get_running_loop().time() - began_s
+            waited_s = loop_s() - began_s
             if payload is None and (asked or waited_s >= AUDIT_S / 2):
                 fetched.withheld |= subject.syncer in self._transport.connected()
         return None if payload is None else await self._place(fetched, payload, size)
@@ -398,7 +398,7 @@ MOST_SCRATCH_BYTES = 2 << 30
 NO_TICKET = -1
 
 
-class _Kept(Struct, frozen=True):
+class _Kept(Frozen):
     ticket: int
     payload: Payload
     until_s: float
@@ -427,7 +427,7 @@ class MergedPayloads:
 
     def keep(self, fragment: int, merged: Iterable[tuple[bytes, int, Payload]]) -> None:
         """Keep what was merged, (digest, ticket, payload). A ticket may be released already."""
-        until_s = asyncio.get_running_loop().time() + KEEP_S
+        until_s = loop_s() + KEEP_S
         for digest, ticket, payload in merged:
             self._kept.pop((fragment, digest), None)  # the newest is the last
             self._kept[fragment, digest] = _Kept(ticket, payload, until_s)
@@ -606,13 +606,17 @@ COPIES = 4
 MAX_REMEMBERED = 8192
 
 
+@dataclass
 class GivingContributions:
     """Service of contributions for auditors, members only. It is less urgent than anything else that goes
     out."""
 
-    def __init__(self, chain: ChainView, merged: MergedPayloads, memory: Memory, courtesy: Courtesy) -> None:
-        self._chain, self._merged = chain, merged
-        self._memory, self._courtesy = memory, courtesy
+    _chain: ChainView
+    _merged: MergedPayloads
+    _memory: Memory
+    _courtesy: Courtesy
+
+    def __post_init__(self) -> None:
         self._to: Counter[str] = Counter()
         """Number of contributions that are going out, by peer."""
         self._had: BoundedDict[tuple[str, bytes], int] = BoundedDict(MAX_REMEMBERED)
@@ -747,7 +751,7 @@ class LossAuditing:
         learner: Questions,
         folder: Path,
         manifest: Manifest,
-        post: Callable[[ev.Event], None],
+        post: PostEvent,
     ) -> None:
         """`folder`: of the run's data, where the learner finds the file."""
         self._chain, self._compute, self._auditing = chain, compute, auditing

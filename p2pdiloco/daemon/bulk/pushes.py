@@ -38,11 +38,11 @@ from p2pdiloco.daemon.payloads import (
 )
 from p2pdiloco.daemon.wire import PullRefused
 from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, StorageError, TransportError
-from p2pdiloco.ports import Buffer, PushSink, Refusal
+from p2pdiloco.ports import Buffer, PostEvent, PushSink, Refusal
 from p2pdiloco.tensors.codecs import Unsound
 from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.tensors.merge import Payload, digest_of, partial_bytes
-from p2pdiloco.util import BoundedDict
+from p2pdiloco.util import BoundedDict, Now
 
 logger = logging.getLogger(__name__)
 SHARE_BYTES = 128 << 20
@@ -102,10 +102,10 @@ class PushesIn:
         head: Callable[[int], Head],
         compute: Compute,
         tickets: Tickets,
-        post: Callable[[ev.Event], None],
+        post: PostEvent,
         memory: Memory | None = None,
         spool: Spool | None = None,
-        now: Callable[[], float] = time.monotonic,
+        now: Now = time.monotonic,
     ) -> None:
         """`head`: finds the newest version of a fragment, which answers tell. `spool`: place for what
         finds none in memory; None: it is refused."""
@@ -439,7 +439,7 @@ class Rates:
     They are moving averages of the last 256 peers, in bytes per second; the newest transfer counts half.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Now) -> None:
         self._now = now
         self._known: BoundedDict[str, tuple[float, float]] = BoundedDict(MAX_PEERS)
         """Rate of each peer, and when it was last measured; the oldest first."""

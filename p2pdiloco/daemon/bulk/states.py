@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.framing import MIN_BYTES_PER_S
 from p2pdiloco.core.api import events as ev
@@ -28,6 +29,7 @@ from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import PullSource, Refusal, Transport
 from p2pdiloco.tensors.outer_update import Loan, Pin
+from p2pdiloco.util import Now
 
 MAX_HOLDERS = 4
 """Number of holders of one fragment's state that are asked at one time."""
@@ -40,6 +42,7 @@ SILENT_S = 3.0
 PAUSE_S = 15.0
 
 
+@dataclass
 class Copying:
     """Transfer of states on the newcomer's side: from several holders of one version, straight into the
     vault's spare.
@@ -55,22 +58,17 @@ class Copying:
     was the holder.
     """
 
-    def __init__(
-        self,
-        versions: Versions,
-        transport: Transport,
-        compute: Compute,
-        now: Callable[[], float],
-    ) -> None:
-        self.versions = versions
-        self._transport = transport
-        self._compute = compute
-        self.now = now
+    versions: Versions
+    _transport: Transport
+    _compute: Compute
+    now: Now
+
+    def __post_init__(self) -> None:
         self._kept: dict[int, StateCopy] = {}
         self._streams: Counter[str] = Counter()
         self._freed = asyncio.Event()
-        self._rates = Rates(now)
-        self._left_out = LeftOut(now)
+        self._rates = Rates(self.now)
+        self._left_out = LeftOut(self.now)
         self.bytes_in = 0
         self.from_others_bytes = 0
         """Bytes of them that came from others than the core named."""
@@ -381,13 +379,18 @@ class StateCopy:
         self.missing = deque([(part.end, self.size)] if part.end < self.size else [])
 
 
+@dataclass
 class _PieceSink:
     """Sink of one piece."""
 
-    def __init__(self, copying: Copying, copy: StateCopy, part: StatePart, peer: str, fragment: int) -> None:
-        self._copying, self._copy, self._part, self._peer = copying, copy, part, peer
-        self._fragment = fragment
-        self.first = not copy.begun.is_set()
+    _copying: Copying
+    _copy: StateCopy
+    _part: StatePart
+    _peer: str
+    _fragment: int
+
+    def __post_init__(self) -> None:
+        self.first = not self._copy.begun.is_set()
         self.received_bytes = 0
 
     def begin(self, header: bytes, payload_bytes: int) -> None:
@@ -435,14 +438,16 @@ class _Lease:
         self.last_s = 0.0
 
 
+@dataclass
 class Donating:
     """Transfer of states on the donor's side, in pieces: a newcomer asks several holders for parts of one
     version."""
 
-    def __init__(self, compute: Compute, courtesy: Courtesy, now: Callable[[], float]) -> None:
-        self._compute = compute
-        self._courtesy = courtesy
-        self._now = now
+    _compute: Compute
+    _courtesy: Courtesy
+    _now: Now
+
+    def __post_init__(self) -> None:
         self._leases: list[_Lease] = []
         """Leases; the one read last comes last."""
         self._pinning: list[str] = []
@@ -512,7 +517,7 @@ class Donating:
         size = sum(buffer.nbytes for buffer in lease.pin.buffers)
         offset = known_bytes(pull, lease.header.version.header.state_digest, size)
         end = min(size, offset + pull.most_bytes) if pull.most_bytes else size
-        header = msgspec.structs.replace(lease.header, offset=offset)
+        header = replace(lease.header, offset=offset)
         lease.streams += 1
         self.bytes_out += end - offset
         self._leases.remove(lease)
@@ -581,7 +586,7 @@ class Courtesy:
     to whatever else uses the link.
     """
 
-    def __init__(self, uplink: LinkMeters, now: Callable[[], float]) -> None:
+    def __init__(self, uplink: LinkMeters, now: Now) -> None:
         self._uplink = uplink
         self._now = now
         self._looked_s, self._looked_bytes = now(), 0

@@ -5,12 +5,10 @@ Pushed are contributions and partial merges. `daemon.bulk.pushes.PushesIn` takes
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
 from functools import partial
 
-import msgspec
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.core.api import events as ev
@@ -27,7 +25,8 @@ from p2pdiloco.daemon.payloads import Compute, Memory, Tickets
 from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.hashing import content_digest
-from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
+from p2pdiloco.ports import Buffer, PostEvent, PullSource, Refusal, Transport
+from p2pdiloco.util import Action, loop_s
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +43,13 @@ class Transfers:
         transport: Transport,
         compute: Compute,
         tickets: Tickets,
-        post: Callable[[ev.Event], None],
+        post: PostEvent,
         meters: LinkMeters,
         memory: Memory | None = None,
         spool: Spool | None = None,
     ) -> None:
         """`spool`: see `PushesIn`."""
-        memory, now = memory or Memory(), asyncio.get_running_loop().time
+        memory, now = memory or Memory(), loop_s
         self._chain = chain
         self._transport = transport
         self._compute = compute
@@ -160,7 +159,7 @@ class Transfers:
             self.courtesy.end(token)
             given.release()
 
-        return msgspec.structs.replace(answer, release=release)
+        return replace(answer, release=release)
 
     async def _serve_state(self, sender: str, pull: wire.PullState) -> PullSource | Refusal:
         reason = self._why_not_serve(pull.run, pull.fragment)
@@ -196,7 +195,7 @@ class Transfers:
         peer: str,
         request: wire.Push,
         payload: Buffer,
-        before_end: Callable[[], None] | None = None,
+        before_end: Action | None = None,
     ) -> wire.Answer | None:
         """Push a payload; return the peer's word. None: not delivered."""
         label, parts = wire.encode(request), (payload,)

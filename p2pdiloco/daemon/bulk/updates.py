@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, cast
 
-import msgspec
+from msgspec.structs import replace
 
 from p2pdiloco.core.api.reasons import FetchFailure, PullRefusal, Verdict, VersionFault
 from p2pdiloco.core.api.versions import SignedVersion
@@ -27,7 +27,7 @@ from p2pdiloco.daemon.payloads import Memory
 from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
-from p2pdiloco.util import BoundedDict, MovingAverage
+from p2pdiloco.util import BoundedDict, MovingAverage, Now, loop_s
 
 LEAST_BYTES = 256 * 1024
 """Size below which updates are passed on as a whole."""
@@ -74,7 +74,7 @@ class NotAsSigned(RemoteError):
 class LeftOut:
     """Peers that are left out for `FORGIVE_S`: what they gave may be wrong, or did not come in time."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Now) -> None:
         self._now = now
         self._until: BoundedDict[str, float] = BoundedDict(MAX_PEERS)
 
@@ -103,7 +103,7 @@ class Gathering:
     it is asked once more, for all of them.
     """
 
-    def __init__(self, pulling: Pulling, now: Callable[[], float]) -> None:
+    def __init__(self, pulling: Pulling, now: Now) -> None:
         self._pulling = pulling
         self._now = now
         self._rates = Rates(now)
@@ -143,7 +143,7 @@ class Gathering:
         return fetch
 
     async def _insist(self, holder: str, request: wire.PullUpdate, watcher: Arriving) -> Fetch:
-        found = await self._ask(holder, msgspec.structs.replace(request, insist=True), watcher)
+        found = await self._ask(holder, replace(request, insist=True), watcher)
         if isinstance(found, wire.Elsewhere):
             raise wire.PullRefused(PullRefusal.BUSY)
         return _all_of(found)
@@ -157,7 +157,7 @@ class Gathering:
         watcher: Arriving,
     ) -> Fetch | None:
         """Fetch all of the version that the holder named from others (`givers`); None: not in time."""
-        wanted = msgspec.structs.replace(request, version=answer.version)
+        wanted = replace(request, version=answer.version)
         known = {holder, self._pulling.me}
         queue = self._ordered(answer.peers, known, request)
         patience_s = min(answer.patience_ms / 1000, MAX_PATIENCE_S)
@@ -250,7 +250,7 @@ class Pulling:
         self._memory = memory
         self._pushes_in = pushes_in
         self._downlink = downlink
-        self.unfinished = UnfinishedUpdates(asyncio.get_running_loop().time)
+        self.unfinished = UnfinishedUpdates(loop_s)
         self.bytes_in = 0
 
     @property
@@ -292,7 +292,7 @@ class Pulling:
     ) -> Fetch | wire.Elsewhere:
         fragment = request.fragment
         if before is not None:
-            request = msgspec.structs.replace(request, have_bytes=before.have_bytes, have=before.digest)
+            request = replace(request, have_bytes=before.have_bytes, have=before.digest)
         with ExitStack() as stack:
             fetch = Fetch(
                 request, limit, before, watcher, lambda: stack.enter_context(self._downlink.moving())
@@ -350,7 +350,7 @@ class UnfinishedUpdates:
     `daemon.bulk.states.StateCopy`.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Now = time.monotonic) -> None:
         self._now = now
         self._kept: dict[int, tuple[Unfinished, float]] = {}
 
@@ -447,7 +447,7 @@ class Fetch:
                 raise TransportError("of another size than what came before")
         else:
             self.unfinished = Unfinished(digest, size)
-        self.began_s = asyncio.get_running_loop().time()
+        self.began_s = loop_s()
         if self._watcher is not None and self.unfinished is not None:
             self._watcher.begun(found.version, self.unfinished)
         self._comes()
@@ -470,7 +470,7 @@ def known_bytes(pull: Asked, digest: bytes, size: int) -> int:
 class Arriving:
     """Update that is being fetched, or was: others get what is here of it, by `Fanout`."""
 
-    def __init__(self, number: int, now: Callable[[], float]) -> None:
+    def __init__(self, number: int, now: Now) -> None:
         self.number = number
         self._now = now
         self._began_s = 0.0
@@ -591,7 +591,7 @@ class Fanout:
     holder and insists (`Gathering`), and is served.
     """
 
-    def __init__(self, me: str, meter: Meter, now: Callable[[], float]) -> None:
+    def __init__(self, me: str, meter: Meter, now: Now) -> None:
         """`meter`: meter of the uplink while updates are given out; it leaves out what is too short."""
         self._me = me
         self._meter = meter
@@ -663,7 +663,7 @@ class Fanout:
 
     async def _piece(self, sender: str, pull: wire.PullUpdate, arriving: Arriving) -> PullSource | Refusal:
         began_s = self._now()
-        until_s = asyncio.get_running_loop().time() + WAIT_S
+        until_s = loop_s() + WAIT_S
         await arriving.started(until_s)
         if arriving.version is None:
             return refuse(PullRefusal.GONE if arriving.ended else PullRefusal.LATER)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import io
 import logging
 import os
@@ -20,17 +19,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from types import TracebackType
 from typing import IO, Any, Literal, TextIO
 
-from msgspec import Struct
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from p2pdiloco.daemon.display.snapshot import MAX_RECENT_LINES, newest_lines
 from p2pdiloco.errors import clean, json_line
+from p2pdiloco.util import Action, Frozen, Now
 
 Style = Literal["text", "json", "tui"]
 OWNERS_LOGGERS = "p2pdiloco.daemon.owner"
@@ -185,7 +186,7 @@ IDLE_S, AT_MOST_S = 1.0, 5.0
 """Seconds that an end waits for a reader that takes nothing, and for one that goes on reading."""
 
 
-class _Piece(Struct, frozen=True):
+class _Piece(Frozen):
     """Content written at once, and how many lines would be lost with it."""
 
     content: bytes
@@ -313,7 +314,7 @@ def _lines(content: bytes) -> int:
 
 _outlets: list[Outlet] = []
 """Outlets of this process's standard streams."""
-_before_end: list[Callable[[], None]] = []
+_before_end: list[Action] = []
 """Calls that are made before this process ends."""
 
 
@@ -328,13 +329,13 @@ def drain() -> None:
         outlet.drain()
 
 
-def before_end(work: Callable[[], None]) -> None:
+def before_end(work: Action) -> None:
     """Remember what is done before this process ends, in order or at once: the newest first."""
     atexit.register(work)
     _before_end.append(work)
 
 
-def not_before_end(work: Callable[[], None]) -> None:
+def not_before_end(work: Action) -> None:
     """Take back `before_end`. Idempotent."""
     atexit.unregister(work)
     _before_end[:] = [other for other in _before_end if other != work]
@@ -376,10 +377,8 @@ Tell = Callable[[float, float], None]
 """Function that is told how much is done, and of how much; of 0: nobody knows."""
 
 
-@contextlib.contextmanager
-def lasting(
-    what: str, stream: TextIO | None = None, now: Callable[[], float] = time.monotonic
-) -> Iterator[Tell]:
+@contextmanager
+def lasting(what: str, stream: TextIO | None = None, now: Now = time.monotonic) -> Iterator[Tell]:
     """Show on stderr how far some work is, while the block runs. `what`: its words, as "copying a state".
 
     It is a bar on a terminal, elsewhere a line now and then, nothing for what is done at once.
@@ -391,7 +390,7 @@ def lasting(
         shown.end()
 
 
-@contextlib.contextmanager
+@contextmanager
 def waiting(what: str, stream: TextIO | None = None) -> Iterator[None]:
     """Show that some work goes on which does not say how far it is, while the block runs."""
     stop = threading.Event()
@@ -410,13 +409,17 @@ def waiting(what: str, stream: TextIO | None = None) -> Iterator[None]:
             thread.join()
 
 
+@dataclass
 class Lasting:
     """Display of one piece of work."""
 
-    def __init__(self, what: str, stream: TextIO, now: Callable[[], float]) -> None:
-        self._what, self._stream, self._now = what, stream, now
-        self._began_s = self._told_s = now()
-        self._console = Console(file=stream)
+    _what: str
+    _stream: TextIO
+    _now: Now
+
+    def __post_init__(self) -> None:
+        self._began_s = self._told_s = self._now()
+        self._console = Console(file=self._stream)
         self._progress: Progress | None = None
 
     def tell(self, done: float, total: float) -> None:

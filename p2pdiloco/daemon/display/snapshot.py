@@ -18,8 +18,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Literal
 
-import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field, msgpack
+from msgspec.structs import replace
 from rich.cells import cell_len, set_cell_size
 
 from p2pdiloco.core.api.config import Going
@@ -40,6 +40,7 @@ from p2pdiloco.daemon.display.timeline import (
     Words,
 )
 from p2pdiloco.errors import RemoteError, clean, encoded
+from p2pdiloco.util import DAMAGE, Frozen
 
 MAX_PEER_ROWS = 64
 MAX_FRAGMENT_ROWS = 1024
@@ -47,6 +48,9 @@ MAX_RECENT_LINES = 20
 MAX_LOSS_HISTORY = 120
 MAX_REFUSAL_REASONS = 32
 MAX_BULK_COUNTERS = 32
+MAX_PROPOSED = 5
+ENOUGH_SEATS = 5
+"""Seats of an open run below which its owner is asked for more."""
 
 
 MAX_EXCLUDED_ROWS = 32
@@ -96,7 +100,7 @@ class PauseReason(enum.Enum):
 _AT_ONCE = frozenset({PauseReason.FINISHING, PauseReason.PAUSED, PauseReason.TRANSFER, PauseReason.HOURS})
 
 
-class Finding(Struct, frozen=True):
+class Finding(Frozen):
     """Finding of one source: why the learner is to rest now."""
 
     reason: PauseReason
@@ -108,7 +112,7 @@ class Finding(Struct, frozen=True):
     """Time since which it is so, in seconds since 1970; 0: since it was found first."""
 
 
-class LearnerPause(Struct, frozen=True):
+class LearnerPause(Frozen):
     """Rest of this node's learner."""
 
     reason: PauseReason
@@ -124,7 +128,7 @@ class LearnerPause(Struct, frozen=True):
         return f"idle: {self.words} since {clock_text(self.since)}, until {self.ends}"
 
 
-class PauseRow(Row, frozen=True, kw_only=True):
+class PauseRow(Row, kw_only=True):
     """Row of why this node's learner rests, by the wish of its machine's owner (`daemon.owner.pauses`)."""
 
     reason: PauseReason
@@ -138,7 +142,7 @@ class PauseRow(Row, frozen=True, kw_only=True):
     """True: all that was made is merged."""
 
 
-class TransferRow(Row, frozen=True, kw_only=True):
+class TransferRow(Row, kw_only=True):
     """Row of the bytes that this node moved in a calendar month, over all its lives
     (docs/topics/limits.md)."""
 
@@ -150,7 +154,7 @@ class TransferRow(Row, frozen=True, kw_only=True):
     """Bytes both ways that its owner permits; 0: no bound."""
 
 
-class ExcludedRow(Row, frozen=True, kw_only=True):
+class ExcludedRow(Row, kw_only=True):
     """Row of a peer that is shown to have lied (docs/protocol/proofs.md)."""
 
     peer: Text
@@ -159,7 +163,7 @@ class ExcludedRow(Row, frozen=True, kw_only=True):
     """Words on what it did."""
 
 
-class PeerRow(Row, frozen=True, kw_only=True):
+class PeerRow(Row, kw_only=True):
     """Row of one member of the run, as this node knows it."""
 
     peer: Text
@@ -197,7 +201,17 @@ class PeerRow(Row, frozen=True, kw_only=True):
     """True: it has a seat, by which it votes and merges (docs/protocol/seats.md)."""
 
 
-class FragmentRow(Row, frozen=True, kw_only=True):
+class ProposedSeat(Row, kw_only=True):
+    """Member without a seat to which the run's owner could give one."""
+
+    peer: Text
+    name: Text = ""
+
+
+Proposed = Annotated[tuple[ProposedSeat, ...], Meta(max_length=MAX_PROPOSED)]
+
+
+class FragmentRow(Row, kw_only=True):
     """Row of one fragment: its head, and what goes on around it."""
 
     index: Natural
@@ -227,7 +241,7 @@ class FragmentRow(Row, frozen=True, kw_only=True):
     """Highest level of groups on which this node is a syncer, 0 for leaves; None: it is none."""
 
 
-class NewestRow(Row, frozen=True, kw_only=True):
+class NewestRow(Row, kw_only=True):
     """Row of the version that came last, of whatever fragment."""
 
     fragment: Natural
@@ -240,7 +254,7 @@ class NewestRow(Row, frozen=True, kw_only=True):
     """Usual time between two versions; None: not known."""
 
 
-class DataRow(Row, frozen=True, kw_only=True):
+class DataRow(Row, kw_only=True):
     """Progress of a node in the data that it reads (docs/topics/data.md)."""
 
     epoch: Natural = 0
@@ -254,7 +268,7 @@ class DataRow(Row, frozen=True, kw_only=True):
     """Tokens that this node has trained on, in all epochs."""
 
 
-class CourseRow(Row, frozen=True, kw_only=True):
+class CourseRow(Row, kw_only=True):
     """Row of how far the run is (`daemon.course`)."""
 
     tokens: Natural = 0
@@ -276,9 +290,11 @@ class CourseRow(Row, frozen=True, kw_only=True):
     """Factor of the inner learning rate that is in force."""
     message: Line = ""
     """Message of the run's owner."""
+    seats: Natural | None = None
+    """Number of seats of an open run, in the fragment that has the fewest; None: it is not open."""
 
 
-class NodeSnapshot(Row, frozen=True, kw_only=True):
+class NodeSnapshot(Row, kw_only=True):
     """Everything that the live view of one node shows, taken by the daemon a few times a second."""
 
     name: Text
@@ -358,7 +374,7 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Seconds since 1970 by this node's clock."""
 
 
-class StatusReport(Row, frozen=True, kw_only=True):
+class StatusReport(Row, kw_only=True):
     """Answer to `status`: the run as one node sees it."""
 
     run_name: Text
@@ -407,6 +423,8 @@ class StatusReport(Row, frozen=True, kw_only=True):
     """Seconds since 1970 by the answering node's clock."""
     excluded: Annotated[tuple[ExcludedRow, ...], Meta(max_length=MAX_EXCLUDED_ROWS)] = ()
     """Peers that the answering node excludes."""
+    proposed: Proposed = ()
+    """Seats that wait for the word of the run's owner; empty on the wire, as `rest`."""
 
 
 def status_of(snapshot: NodeSnapshot) -> StatusReport:
@@ -483,8 +501,8 @@ def newest_lines(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(line[:240] for line in lines[-MAX_RECENT_LINES:])
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(StatusReport)
+_encoder = msgpack.Encoder()
+_decoder = msgpack.Decoder(StatusReport)
 
 
 def encode_status(report: StatusReport) -> bytes:
@@ -492,9 +510,9 @@ def encode_status(report: StatusReport) -> bytes:
 
     With so many fragments it is without what has been, and without who made their versions.
     """
-    rows = tuple(msgspec.structs.replace(row, root="") for row in report.fragments)
+    rows = tuple(replace(row, root="") for row in report.fragments)
     for shortened in ({}, {"curve": (), "marks": ()}, {"fragments": rows}):
-        report = msgspec.structs.replace(report, **shortened)
+        report = replace(report, **shortened)
         data = encoded(report, _encoder)
         if len(data) <= MAX_REPORT_BYTES:
             break
@@ -510,8 +528,9 @@ def decode_status(data: bytes) -> StatusReport:
     if len(data) > MAX_REPORT_BYTES:
         raise RemoteError("bad-status", f"{len(data)} bytes")
     try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # What waits for an owner's word is not for others to say.
+        return replace(_decoder.decode(data), proposed=())
+    except DAMAGE as error:
         raise RemoteError("bad-status", str(error)[:200]) from error
 
 
@@ -667,6 +686,27 @@ def amendment_text(row: CourseRow) -> str:
     if row.amendment_rate_factor != before:
         words.append(f"learning rate times {row.amendment_rate_factor:g}")
     return ", ".join(filter(None, words))
+
+
+def few_seats_text(seats: int | None, run: str) -> str:
+    """Word what it means that an open run has so few seats, and what to do; empty: it has enough."""
+    if seats is None or seats >= ENOUGH_SEATS:
+        return ""
+    return (
+        f"{counted(seats, 'seat')}: while none of them is here nothing is merged, and one that is here alone "
+        f"decides everything; the run's owner should give at least {ENOUGH_SEATS} to people whom it trusts: "
+        f"p2pdiloco seat {clean(run)} PEER"
+    )
+
+
+def proposed_text(proposed: Sequence[ProposedSeat], run: str) -> str:
+    """Word which seats wait for the word of the run's owner, and the command for the first; empty: none."""
+    if not proposed:
+        return ""
+    names = ", ".join(f"{clean(seat.name) or '-'} …{short_peer(seat.peer)}" for seat in proposed)
+    wait = "wait" if len(proposed) > 1 else "waits"
+    command = f"p2pdiloco seat {clean(run)} {clean(proposed[0].peer)}"
+    return f"{counted(len(proposed), 'new seat')} {wait} for your word: {names} ({command})"
 
 
 def copied_text(share: float | None) -> str:

@@ -8,7 +8,6 @@ as few lines as the width allows.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
@@ -19,6 +18,8 @@ import termios
 import threading
 import tty
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -134,12 +135,12 @@ def render(snapshot: NodeSnapshot, explained: bool = False) -> RenderableType:
     return NodeView(snapshot, explained)
 
 
+@dataclass
 class NodeView:
     """Rich renderable of one snapshot, with at most one line less than the terminal has."""
 
-    def __init__(self, snapshot: NodeSnapshot, explained: bool) -> None:
-        self._snapshot = snapshot
-        self._explained = explained
+    _snapshot: NodeSnapshot
+    _explained: bool
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height, width = options.height or console.size.height, options.max_width
@@ -569,11 +570,11 @@ class Keys:
     def start(self) -> None:
         """Have keys at once, not only whole lines; Ctrl-C and Ctrl-Z stay what they are."""
         if self._descriptor is None:
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # stdin may be closed
+            with suppress(OSError, ValueError, AttributeError):  # stdin may be closed
                 self._descriptor = sys.stdin.fileno()
         if not self._is_ours():
             return
-        with contextlib.suppress(termios.error):
+        with suppress(termios.error):
             self._before = termios.tcgetattr(self._fd)
             tty.setcbreak(self._fd)
             before_end(self.stop)
@@ -582,7 +583,7 @@ class Keys:
         """List the keys that were pressed since the last call."""
         if self._before is None or not self._is_ours():
             return ""
-        with contextlib.suppress(OSError, termios.error):
+        with suppress(OSError, termios.error):
             if termios.tcgetattr(self._fd)[3] & termios.ICANON:  # stopped by Ctrl-Z, and back
                 tty.setcbreak(self._fd, termios.TCSANOW)
             if select.select([self._fd], [], [], 0)[0]:
@@ -594,7 +595,7 @@ class Keys:
         not_before_end(self.stop)
         before, self._before = self._before, None
         if before is not None and self._is_ours():
-            with contextlib.suppress(termios.error):
+            with suppress(termios.error):
                 termios.tcsetattr(self._fd, termios.TCSADRAIN, before)
 
     @property

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from p2pdiloco.adapters.data_dir import FieldValue, Files
 from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.errors import StorageError, encoded
-from p2pdiloco.util import BoundedDict, MovingAverage, clear_folder_at, read_note
+from p2pdiloco.util import BoundedDict, Frozen, MovingAverage, Now, clear_folder_at, read_note
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Natural = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
-class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Row(Frozen, kw_only=True, forbid_unknown_fields=True):
     """Base of all rows: immutable, keyword-only, encoded as a map with the field names."""
 
 
@@ -52,7 +52,7 @@ CLOSE_S = 30.0
 MAX_AGE_S = 20 * 365 * 86_400.0
 
 
-class LossPoint(Struct, frozen=True, array_like=True):
+class LossPoint(Frozen, array_like=True):
     """Held-out loss of the result at a time."""
 
     at_s: Seconds
@@ -62,7 +62,7 @@ class LossPoint(Struct, frozen=True, array_like=True):
     loss: float
 
 
-class PastEvent(Struct, frozen=True, array_like=True):
+class PastEvent(Frozen, array_like=True):
     """Event on the time axis."""
 
     at_s: Seconds
@@ -192,7 +192,7 @@ OF_OTHERS = {"we stand": "stands", "we are the syncer": "is the syncer", "follow
 """Beginnings of our own words, as they are said to whoever looks at the page."""
 
 
-class KeptTimeline(Struct, frozen=True, forbid_unknown_fields=True):
+class KeptTimeline(Frozen, forbid_unknown_fields=True):
     """Content of the file."""
 
     since_s: float
@@ -200,7 +200,7 @@ class KeptTimeline(Struct, frozen=True, forbid_unknown_fields=True):
     marks: Events = ()
 
 
-class NewestVersion(Struct, frozen=True):
+class NewestVersion(Frozen):
     """Version that came last, of whatever fragment."""
 
     fragment: int
@@ -235,7 +235,7 @@ class OwnWork(Struct):
 class Timeline:
     """Timeline of one run on one node."""
 
-    def __init__(self, kept: KeptTimeline | None = None, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, kept: KeptTimeline | None = None, now_s: Now = time.time) -> None:
         """`kept`: of earlier lives."""
         self.now_s = now_s
         self.since_s = min(kept.since_s, now_s()) if kept is not None else now_s()

@@ -11,17 +11,18 @@ Rules: docs/protocol/membership.md, sections 2 and 7.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from msgspec import structs
+from msgspec.structs import replace
 
 from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.adapters.dials import Attempts, NotNow
@@ -41,9 +42,9 @@ from p2pdiloco.daemon.display.snapshot import StatusReport, counted, decode_stat
 from p2pdiloco.daemon.run_files.known_runs import join_file, peers_file
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.learner.channel import DataShare, Status
-from p2pdiloco.ports import Transport
+from p2pdiloco.ports import PostEvent, Transport
 from p2pdiloco.release import WIRE_VERSION
-from p2pdiloco.util import BoundedDict, clear_folder_at, read_note
+from p2pdiloco.util import BoundedDict, Now, Say, clear_folder_at, loop_s, read_note
 
 if TYPE_CHECKING:
     from p2pdiloco.daemon.admission import Introductions
@@ -61,7 +62,7 @@ class Names(BoundedDict[str, str]):
     """Names by which peers called themselves last, and who was called so lately: an owner may mean one by
     a name."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Now = time.monotonic) -> None:
         self._now = now
         self._seen: BoundedDict[tuple[str, str], float] = BoundedDict(MAX_NAMED)
         """Time at which a peer was seen with a name last."""
@@ -100,22 +101,15 @@ REST_S, MOST_REST_S = 6.0, 120.0
 the second: records of generated keys name anything."""
 
 
+@dataclass
 class OurRecord:
     """Presence record of our own, made of what others know of us."""
 
-    def __init__(
-        self,
-        incarnation: int,
-        name: str,
-        shared: Shared,
-        measurements: Measurements,
-        keeps_history: bool = False,
-    ) -> None:
-        self.incarnation = incarnation
-        self._keeps_history = keeps_history
-        self._name = name
-        self._shared = shared
-        self._measurements = measurements
+    incarnation: int
+    _name: str
+    _shared: Shared
+    _measurements: Measurements
+    _keeps_history: bool = False
 
     @property
     def news(self) -> asyncio.Event:
@@ -147,7 +141,7 @@ class Presence:
         transport: Transport,
         run: str,
         ours: OurRecord,
-        post: Callable[[ev.Event], None],
+        post: PostEvent,
         keep: Callable[[Sequence[Sequence[str]]], None] = lambda _: None,
         dial_at_once: int = MAX_NAMED,
         guests: Introductions | None = None,
@@ -190,7 +184,7 @@ class Presence:
             news = self._ours.news
             news.clear()
             await self._transport.put_record(key, wire.encode(record), LIFETIME_S)
-            with contextlib.suppress(TimeoutError):
+            with suppress(TimeoutError):
                 async with asyncio.timeout(REFRESH_S):
                     await news.wait()
 
@@ -216,7 +210,7 @@ class Presence:
         records = await self._records()
         others: list[tuple[str, tuple[str, ...]]] = []
         hidden: set[str] = set()
-        now = asyncio.get_running_loop().time()
+        now = loop_s()
         for peer, record in records.items():
             if not record.dialable:
                 hidden.add(peer)
@@ -270,7 +264,7 @@ class Presence:
                         },
                     )
             elif peer == self._transport.peer_id:
-                self._twins.look(record.incarnation, record.name, asyncio.get_running_loop().time())
+                self._twins.look(record.incarnation, record.name, loop_s())
                 self._ours_seen = record
             else:
                 found[peer] = record
@@ -300,7 +294,7 @@ class Presence:
 
         It may be our neighbour at home, or be reached through a relay, and then by a hole.
         """
-        now = asyncio.get_running_loop().time()
+        now = loop_s()
         if peer in self._connected or now < self._redial.get(peer, 0.0):
             return False
         self._redial.pop(peer, None)
@@ -332,7 +326,7 @@ class Presence:
     def _start_dial(self, peer: str, addresses: tuple[str, ...]) -> None:
         if peer in self._dials or len(self._dials) >= MAX_DIALS:
             return
-        now = asyncio.get_running_loop().time()
+        now = loop_s()
         if peer in self._connected or self._attempts.take(now):
             self._tried[peer] = now
             self._dials[peer] = asyncio.create_task(self._dial(peer, addresses), name=f"dial-{peer[-6:]}")
@@ -357,7 +351,7 @@ class Presence:
     def _rest(self, peer: str) -> None:
         _, before_s = self._rests.get(peer, (0.0, REST_S / 2))
         pause_s = min(2 * before_s, MOST_REST_S)
-        self._rests[peer] = asyncio.get_running_loop().time() + pause_s, pause_s
+        self._rests[peer] = loop_s() + pause_s, pause_s
 
 
 ASK_TIMEOUT_S, STATUS_TIMEOUT_S = 5.0, 3.0
@@ -455,7 +449,7 @@ async def announce_runs(
         await announcer.close()
 
 
-def with_nearby(settings: NodeSettings, say: Callable[[str], None]) -> NodeSettings:
+def with_nearby(settings: NodeSettings, say: Say) -> NodeSettings:
     """Fill in peers of the local network, with --lan, or where a person at a terminal names nobody to join.
 
     What is found is a claim of strangers: the manifest says what is true, and without a person at a terminal
@@ -485,7 +479,7 @@ def with_nearby(settings: NodeSettings, say: Callable[[str], None]) -> NodeSetti
     return _joined(settings, found, say)
 
 
-def _joined(settings: NodeSettings, found: Sequence[Nearby], say: Callable[[str], None]) -> NodeSettings:
+def _joined(settings: NodeSettings, found: Sequence[Nearby], say: Say) -> NodeSettings:
     named = RUN_ID.fullmatch(settings.run)
     wanted = settings.run[:LAN_RUN_DIGITS] if named else ""
     fits = [near for near in found if any(run.startswith(wanted) for run in near.runs)]
@@ -500,7 +494,7 @@ def _joined(settings: NodeSettings, found: Sequence[Nearby], say: Callable[[str]
     peers = counted(len(fits), "peer")
     say(f"found in this network: {peers} of {counted(len(runs), 'run')}, {', '.join(runs)}")
     join = tuple(address for near in fits for address in near.addresses)
-    return structs.replace(settings, join=join, run=settings.run or runs[0])
+    return replace(settings, join=join, run=settings.run or runs[0])
 
 
 PAUSE_S = 30.0
@@ -760,7 +754,7 @@ class Sharing:
 
     async def tell(self) -> bool:
         """Renew our record, if there is a reason. False: nobody else has it, and it is to be told again."""
-        ours, now = self._ours(), asyncio.get_running_loop().time()
+        ours, now = self._ours(), loop_s()
         if ours is None or (ours == self._written and now < self._renew_s):
             return True
         self._written, self._renew_s = ours, now + RENEW_S

@@ -25,12 +25,13 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec.structs import replace
 
 from p2pdiloco.config.manifest import CodecName, Manifest
 from p2pdiloco.config.presets import warnings_about
@@ -44,12 +45,12 @@ from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
 from p2pdiloco.daemon.bulk.updates import degree
 from p2pdiloco.daemon.diary import Diary
 from p2pdiloco.daemon.learner_link import LearnerLink
-from p2pdiloco.ports import Transport
+from p2pdiloco.ports import PostEvent, Transport
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 from p2pdiloco.tensors.merge import partial_bytes
-from p2pdiloco.util import read_note
+from p2pdiloco.util import Frozen, loop_s, read_note
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ TOLERANCE = 0.05
 """Share above what the link carries that is no reason yet to leave a version out."""
 
 
-class Demand(Struct, frozen=True):
+class Demand(Frozen):
     """Demand of taking part on one node, with inner steps of a given length."""
 
     step_s: float
@@ -109,7 +110,7 @@ class Demand(Struct, frozen=True):
         return self.participation >= 1.0
 
 
-class _Bytes(Struct, frozen=True):
+class _Bytes(Frozen):
     """Payload bytes of a run with their labels: of all fragments together, and of the largest."""
 
     contributions: int
@@ -270,7 +271,7 @@ MOST_FRAGMENTS = 1024
 """Largest P that a manifest may have (`config.manifest`)."""
 
 
-class Advice(Struct, frozen=True):
+class Advice(Frozen):
     """Advice: the most faithful setting that a link carries with comfort."""
 
     inner_steps: int
@@ -330,14 +331,14 @@ def _shortest(splits: list[tuple[Manifest, Demand]], share: float) -> tuple[Mani
 
 
 def _advice(chosen: Manifest, found: Demand, numel: int) -> Advice:
-    sync = msgspec.structs.replace(chosen.sync, delay_steps=found.delay_steps)
+    sync = replace(chosen.sync, delay_steps=found.delay_steps)
     return Advice(
         inner_steps=sync.inner_steps,
         fragments=sync.fragments,
         delay_steps=sync.delay_steps,
         codec=chosen.codec.contribution,
         demand=found,
-        doubts=tuple(warnings_about(msgspec.structs.replace(chosen, sync=sync), numel)),
+        doubts=tuple(warnings_about(replace(chosen, sync=sync), numel)),
     )
 
 
@@ -355,7 +356,6 @@ def _candidates(
     names: tuple[CodecName, ...],
 ) -> Iterator[list[tuple[Manifest, tuple[FragmentLayout, ...]]]]:
     """List the candidates: for every H and codec, the manifest with every P."""
-    replace = msgspec.structs.replace
     for inner_steps in sorted({manifest.sync.inner_steps, *horizons}):
         for name in names:
             codecs = replace(manifest.codec, contribution=name, update=name)
@@ -396,6 +396,7 @@ class SteadyLevel:
         return self.level != level
 
 
+@dataclass
 class LinkWatch:
     """Judge of the link: whether it keeps up with the run, and to how many versions the node contributes.
 
@@ -416,10 +417,11 @@ class LinkWatch:
     refused.
     """
 
-    def __init__(self, manifest: Manifest, layouts: tuple[FragmentLayout, ...], meters: LinkMeters) -> None:
-        self._manifest = manifest
-        self._layouts = layouts
-        self.meters = meters
+    _manifest: Manifest
+    _layouts: tuple[FragmentLayout, ...]
+    meters: LinkMeters
+
+    def __post_init__(self) -> None:
         self._rarer = SteadyLevel(1)
         self._behind = SteadyLevel(FOLLOWS)
         self.every = 1
@@ -510,7 +512,7 @@ class LinkMeters:
         what the uplink carried in an earlier life."""
         self.limits = limits
         self._transport = transport
-        now = asyncio.get_running_loop().time
+        now = loop_s
         self.uplink = UplinkMeter(
             lambda: Meter(lambda: self.sent_bytes, now, LINK_OVERHEAD), remembered_bits_per_s
         )
@@ -544,23 +546,18 @@ class LinkMeters:
         return self.link.upload_bits_per_s / 8
 
 
+@dataclass
 class LinkTeller:
     """Teller of what is known of the link: offices for the core, how often to contribute for the learner,
     words for people."""
 
-    def __init__(
-        self,
-        watch: LinkWatch,
-        shared: Shared,
-        learner: LearnerLink,
-        diary: Diary,
-        post: Callable[[ev.Event], None],
-    ) -> None:
-        self._watch = watch
-        self._shared = shared
-        self._learner = learner
-        self._diary = diary
-        self._post = post
+    _watch: LinkWatch
+    _shared: Shared
+    _learner: LearnerLink
+    _diary: Diary
+    _post: PostEvent
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._tell_uplink(1)
 

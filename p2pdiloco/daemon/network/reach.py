@@ -37,9 +37,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeVar
-
-from msgspec import Struct
 
 from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.adapters.framing import RefusedByPeer
@@ -49,7 +48,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.ports import PullSource, Refusal, Transport
-from p2pdiloco.util import BoundedDict
+from p2pdiloco.util import BoundedDict, Frozen, Now
 
 ASKED = 3
 """Number of peers that are asked in one round."""
@@ -75,7 +74,7 @@ Standing = tuple[bool, Outlook]
 """Standing of those who are heard: whether they are members or chosen, and their outlook."""
 
 
-class Voice(Struct, frozen=True):
+class Voice(Frozen):
     """Answer of one peer."""
 
     peer: str
@@ -163,7 +162,7 @@ class Reachability:
         transport: Transport,
         wish: Wish = "auto",
         chosen: Collection[str] = (),
-        now: Callable[[], float] = time.monotonic,
+        now: Now = time.monotonic,
     ) -> None:
         """`chosen`: peers that a person named to join through."""
         self._transport = transport
@@ -176,7 +175,7 @@ class Reachability:
         self._against: set[str] = set()
         """Names of the voices that said no in all rounds since one said yes."""
         self._bad_rounds = 0
-        self._standing: Standing = (False, (False, False, False))
+        self._standing = (False, (False, False, False))
         """Standing of those who were believed last; `_heard_s`: when that was."""
         self._heard_s = -1e18
 
@@ -316,7 +315,7 @@ STRANGERS_A_MINUTE, STRANGERS_AT_ONCE = 40, 5
 class DialBack:
     """Answers to peers that want to know whether they can be dialled."""
 
-    def __init__(self, transport: Transport, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, transport: Transport, now: Now = time.monotonic) -> None:
         self._transport = transport
         self._now = now
         self._asked: dict[str, tuple[float, bool]] = {}
@@ -390,7 +389,7 @@ class ProbeGate:
     them together can ask for: 3.4 Mbit/s.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Now = time.monotonic) -> None:
         self._now = now
         self._peer = ""
         self._used_bytes = {"in": 0, "out": 0}
@@ -430,13 +429,13 @@ def _again_in(why: ProbeRefusal, left_s: float) -> wire.ProbeRefused:
     return wire.ProbeRefused(why, max(0, round(left_s)))
 
 
+@dataclass
 class Forgetful:
     """Sink that keeps nothing. Implements `ports.PushSink`."""
 
     offset = 0
 
-    def __init__(self, payload_bytes: int) -> None:
-        self.payload_bytes = payload_bytes
+    payload_bytes: int
 
     async def write(self, offset: int, chunk: memoryview) -> None:
         pass
@@ -448,7 +447,7 @@ class Forgetful:
         pass
 
 
-class MeasuredLink(Struct, frozen=True):
+class MeasuredLink(Frozen):
     """Measurement of a link to one peer."""
 
     round_trip_s: float
@@ -472,7 +471,7 @@ Move = Callable[[int], Awaitable[None]]
 async def measure(
     transport: Transport,
     peer: str,
-    now: Callable[[], float] = time.monotonic,
+    now: Now = time.monotonic,
     give_up_s: float = GIVE_UP_S,
 ) -> MeasuredLink:
     """Measure the link to a peer, by bytes that mean nothing: about 2 s or 8 MiB each way, whichever comes
@@ -528,7 +527,7 @@ def _refused(peer: str, error: RemoteError) -> UserError:
     )
 
 
-async def _round_trip_s(transport: Transport, peer: str, now: Callable[[], float]) -> float:
+async def _round_trip_s(transport: Transport, peer: str, now: Now) -> float:
     """Take the best of a few round trips, without the one that dials."""
     query = wire.QUERY + wire.encode(wire.RunsQuery())
     took = []
@@ -547,7 +546,7 @@ async def _twice(work: Callable[[], Awaitable[T]]) -> T:
         return await work()
 
 
-async def _rate(move: Move, now: Callable[[], float], give_up_s: float) -> tuple[float, int]:
+async def _rate(move: Move, now: Now, give_up_s: float) -> tuple[float, int]:
     """Measure a rate: (bytes per second, bytes moved).
 
     Transfers become longer, and the last and longest counts, less what one without any bytes takes (at most

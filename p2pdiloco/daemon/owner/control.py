@@ -34,7 +34,14 @@ from p2pdiloco.adapters.endpoint import report_bug
 from p2pdiloco.adapters.p2pd import MAX_SOCKET_PATH_BYTES, socket_folder
 from p2pdiloco.config.settings import NodeSettings, limits_of
 from p2pdiloco.daemon.budgets import LinkCapacity, apart
-from p2pdiloco.daemon.display.snapshot import LearnerPause, PauseReason, PauseRow, TransferRow, clock_text
+from p2pdiloco.daemon.display.snapshot import (
+    LearnerPause,
+    PauseReason,
+    PauseRow,
+    Proposed,
+    TransferRow,
+    clock_text,
+)
 from p2pdiloco.daemon.owner.pauses import OwnersMachine
 from p2pdiloco.daemon.owner.wishes import LimitRow, WishKeeper
 from p2pdiloco.errors import UserError, encoded
@@ -66,11 +73,13 @@ class ControlState(Struct, frozen=True, kw_only=True):
     limits: tuple[LimitRow, ...] = ()
     recent: tuple[str, ...] = ()
     """Latest lines of its log, newest last."""
+    proposed: Proposed = ()
+    """Seats that wait for the word of the run's owner, where its key is here."""
 
 
 MAX_LINE_BYTES = 64 * 1024
 SOCKET = "control.sock"
-Verb = Literal["state", "pause", "resume", "finish", "limits"]
+Verb = Literal["state", "pause", "resume", "finish", "limits", "say"]
 
 
 class Request(Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +87,7 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
 
     do: Verb
     changes: Annotated[dict[Annotated[str, Meta(max_length=64)], str], Meta(max_length=32)] = {}
-    """Limits to change, for "limits"."""
+    """Limits to change, for "limits"; what `OwnMember.say` takes, for "say"."""
 
 
 class Reply(Struct, frozen=True):
@@ -107,6 +116,16 @@ class OwnerControls(Protocol):
 
         Raises: UserError (an unknown name, a value that cannot be, nothing to read it by)."""
 
+    async def seat(self, peer: str) -> str:
+        """Give a seat of the run to a member that is proposed, by the word of the run's owner.
+
+        Raises: UserError (it is not proposed; the key is gone; the notice is full), StorageError."""
+
+    def say(self, word: dict[str, str]) -> str:
+        """Say of a seat what its own node, or a deputy, may say of it.
+
+        Raises: UserError (as `OwnMember.say`)."""
+
     def state(self) -> ControlState:
         """Describe the node."""
 
@@ -118,7 +137,7 @@ again at the next start."""
 
 
 class MemberHandle(Protocol):
-    """Handle of a running member, as far as the owner's controls need one (`daemon.member.OwnMember`)."""
+    """Handle of a running member, as far as controls need one (`daemon.owner.own_member.OwnMember`)."""
 
     def names(self) -> tuple[str, str, str]:
         """Name the peer, the node and the run."""
@@ -146,6 +165,15 @@ class MemberHandle(Protocol):
 
     def note(self, words: str, reason: str) -> None:
         """Write into the diary that the learner rests, or goes on."""
+
+    def proposed(self) -> Proposed:
+        """List the members that wait for a seat by the word of the run's owner, where its key is here."""
+
+    async def give(self, peer: str) -> str:
+        """Give one of them a seat (`OwnerControls.seat`)."""
+
+    def say(self, run: str, peer: str, seated: str, replaces: str) -> str:
+        """Say of a seat what its own node, or a deputy, may say of it (`OwnerControls.say`)."""
 
 
 class NodeControls:
@@ -222,6 +250,16 @@ class NodeControls:
         self.look()
         return "; ".join(said)
 
+    async def seat(self, peer: str) -> str:
+        if self._member is None:
+            raise UserError("this node is in no run now", "try again when it trains")
+        return await _carried_through(self._member.give(peer))
+
+    def say(self, word: dict[str, str]) -> str:
+        if self._member is None:
+            raise UserError("this node is in no run now", "try again when it trains")
+        return self._member.say(**word)
+
     def state(self) -> ControlState:
         member = self._member
         peer, name, run_name = member.names() if member is not None else ("", self._given.name, "")
@@ -237,6 +275,7 @@ class NodeControls:
             transfer=self.transfer_row(),
             limits=tuple(self._keeper.listed()),
             recent=member.recent() if member is not None else (),
+            proposed=member.proposed() if member is not None else (),
         )
 
     # --- rows ----------------------------------------------------------------------------------------
@@ -452,6 +491,8 @@ class ControlServer:
                 return controls.finish()
             case "limits":
                 return await controls.limits(request.changes)
+            case "say":
+                return controls.say(request.changes)
 
 
 def _clear(path: Path) -> None:

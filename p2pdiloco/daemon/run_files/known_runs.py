@@ -1,17 +1,14 @@
-"""Runs as peers list them and as this machine's folders know them: found, linked to, searched, owned.
+"""Runs as peers list them and as this machine's folders know them: found, linked to, searched.
 
 It needs neither a model nor torch: a bootstrap, and a program that only asks, has no more than this.
 `RunSearch` finds the run that is meant among those that peers list, `KnownRun` one of a folder of this
 machine. `RunLink` says in one word which run it is, and whom to join through; `way_of` reads what a person
-gave. `Ownership` is of the owner's folder.
+gave.
 
     <data_dir>/joined.txt      ids of the runs that were joined, the newest last
     <data_dir>/peers.txt       addresses of members met before, one a line, the newest last
     <data_dir>/addresses.txt   this node's own addresses, which its owner's invites name
     <data_dir>/join.txt        what it was last told to join through
-    <data_dir>/owner.key
-    <data_dir>/runs/<run id, 16>/invites.json   name, key, expiry and uses of every invite; no secrets
-    <data_dir>/runs/<run id, 16>/notice         the newest notice
 """
 
 from __future__ import annotations
@@ -26,11 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct, field
 
 from p2pdiloco.adapters.data_dir import Files
-from p2pdiloco.adapters.run_store import run_folder, signed_files
+from p2pdiloco.adapters.run_store import signed_files
 from p2pdiloco.config.manifest import (
     Manifest,
     SignedManifest,
@@ -57,20 +53,14 @@ from p2pdiloco.daemon.notice import (
     Invite,
     Key,
     LinkFormat,
-    Notice,
     Peers,
     Right,
     decode_invite,
-    encode_invite,
-    grant,
-    load_notice,
     pack_peers,
-    save_notice,
-    signed,
     unpack_peers,
 )
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, TransportError, UserError, clean
-from p2pdiloco.identity import Identity, peer_of, public_of
+from p2pdiloco.identity import peer_of, public_of
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.ports import Refusal, Transport
 from p2pdiloco.util import read_note
@@ -102,6 +92,11 @@ class PublishedRun(Struct, frozen=True, kw_only=True):
     def title(self) -> str:
         """Name and beginning of the id, for people."""
         return f"{self.name} ({self.id[:SHORT]})"
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Keys by which its owner's papers are judged (`core.api.papers.owner_of`)."""
+        return tuple(filter(None, (self.signed.owner, self.manifest.admission.recovery)))
 
     def summary(self) -> wire.RunSummary:
         """Summarize the run as it is listed."""
@@ -636,145 +631,6 @@ class KnownRun:
     def link(self, join: Sequence[str]) -> str:
         """Make its link. Raises: UserError, ConfigError."""
         return link_of(self._run, self.addresses(join))
-
-
-MAX_ISSUED = 1024
-LINK_NAME, LINK_USES = "link", 20
-"""Name and uses of the invite in the link that a run's host prints."""
-
-
-class Issued(Struct, frozen=True, forbid_unknown_fields=True):
-    """Invite that was given out."""
-
-    name: str
-    key: str
-    expires: int
-    uses: int
-
-
-class Ownership:
-    """Run whose owner's key is in a folder."""
-
-    def __init__(self, data_dir: Path, run: str, key: Identity) -> None:
-        self.data_dir = data_dir
-        self.run = run
-        self.key = key
-        self._folder = run_folder(data_dir, run)
-
-    @classmethod
-    def find(cls, wanted: str, data_dir: Path | None) -> Ownership:
-        """Find a run by its id, the beginning of it, or its name. Without a folder both default ones are
-        looked through.
-
-        Raises: UserError.
-        """
-        folders = usual_folders(data_dir)
-        found: list[Ownership] = []
-        known: list[ListedRun] = []
-        for folder in folders:
-            runs = {run: listed for run, (listed, _) in saved_runs(folder).items()}
-            known += runs.values()
-            chosen = choose_run(runs, wanted)
-            path = folder / "owner.key"
-            if chosen is None or not path.exists():
-                continue
-            key = Identity.load_or_create(path)
-            if saved_runs(folder)[chosen.run][1].owner == key.peer_id:
-                found.append(cls(folder, chosen.run, key))
-        if found:
-            return found[0]
-        where = " or ".join(map(str, folders))
-        names = run_names(known)
-        raise UserError(
-            f'no run "{wanted}" with its owner\'s key is in {where}'
-            + (f"; there is {names}" if names else ""),
-            "name the folder of the node or bootstrap that signed the run: --data-dir DIR",
-        )
-
-    def addresses(self, join: Sequence[str]) -> list[str]:
-        """List addresses for an invite: those that were named, else this folder's own and those met; may be
-        none."""
-        return known_addresses(self.data_dir, join)
-
-    def invite(self, expires: int, uses: int, name: str, join: Sequence[str]) -> Invite:
-        """Make an invite and note it. Raises: UserError (there is no address to put in), StorageError."""
-        addresses = tuple(addresses_of(self.data_dir, join))
-        issued = self.issued()
-        if len(issued) >= MAX_ISSUED:
-            raise UserError(
-                f"{MAX_ISSUED} invites to this run were given out, which is all", "start a new run"
-            )
-        key = Identity.generate()
-        granted = grant(self.run, key.peer_id, expires, uses, self.key)
-        made = Invite(granted, key, addresses)
-        encode_invite(made)  # what cannot be written is not given out
-        issued.append(Issued(name, key.peer_id, expires, uses))
-        Files().save(self._folder / "invites.json", [msgspec.json.encode(issued)], durable=True)
-        return made
-
-    def standing_invite(self, addresses: Sequence[str]) -> Invite:
-        """Find the invite of the link that the run's host prints, or make it: the same after a restart.
-
-        Raises: UserError (too many invites were given out), StorageError.
-        """
-        path = self._folder / "link"
-        kept = read_note(path, msgspec.msgpack.Decoder(Right).decode, logger.warning)
-        revoked = self.notice.revoked if self.notice is not None else ()
-        if kept is None or Identity.from_seed(kept.seed).peer_id in revoked:
-            kept = self.invite(0, LINK_USES, LINK_NAME, addresses).right
-            Files().save(path, [msgspec.msgpack.encode(kept)], durable=True, private=True)
-        return Invite.of(self.run, kept, tuple(addresses[:MAX_PEERS]))
-
-    def link(self, invite: Invite) -> str:
-        """Put an invite into a link to the run. Raises: ConfigError."""
-        listed, _ = saved_runs(self.data_dir)[self.run]
-        return encode_link(RunLink(self.run, invite.addresses, self.key.peer_id, listed.name, invite))
-
-    def issued(self) -> list[Issued]:
-        """List the invites that were given out."""
-        decode = msgspec.json.Decoder(list[Issued]).decode
-        return read_note(self._folder / "invites.json", decode, logger.warning) or []
-
-    def key_of(self, word: str) -> str:
-        """Find the key of an invite by its text, its name, or the key itself. Raises: UserError."""
-        if is_link(word):
-            invite = read_link(word).invite
-            if invite is None:
-                raise UserError("there is no invite in this run link", "name one, or give the invite itself")
-            return invite.grant.key
-        if public_of(word) is not None:
-            return word
-        keys = {issued.key for issued in self.issued() if issued.name == word}
-        if len(keys) == 1:
-            return keys.pop()
-        names = ", ".join(sorted({i.name for i in self.issued() if i.name})[:8])
-        raise UserError(
-            f'there are {len(keys)} invites of the name "{word}"' if keys else f'there is no invite "{word}"',
-            "give the invite itself" + (f", or one of the names {names}" if names else ""),
-        )
-
-    @property
-    def notice(self) -> Notice | None:
-        """Newest notice that this folder knows; None: there is none yet."""
-        return load_notice(self._folder, self.run, self.key.peer_id)
-
-    def publish(self, notice: Notice, newest: int = 0) -> Notice:
-        """Sign a notice as the one after the newest, and keep it; words of it that are not signed yet get the
-        number after the highest of all words. `newest`: a sequence that members know.
-
-        Raises: UserError (too large), StorageError.
-        """
-        before = self.notice
-        sequence = max(newest, before.sequence if before is not None else 0) + 1
-        said = (*notice.seats, *(before.seats if before is not None else ()))
-        number = 1 + max((word.number for word in said if word.signature), default=0)
-        words = tuple(
-            word if word.signature else signed(msgspec.structs.replace(word, number=number), self.key)
-            for word in notice.seats
-        )
-        made = signed(msgspec.structs.replace(notice, sequence=sequence, seats=words), self.key)
-        save_notice(self._folder, made)
-        return made
 
 
 HOST_TIMEOUT_S = 3.0

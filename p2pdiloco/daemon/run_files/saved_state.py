@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from p2pdiloco.adapters.data_dir import DataDir, DataDirInUse, Files, storage_error
 from p2pdiloco.adapters.result_file import Label, ResultFile, load_result_file, save_result_file
 from p2pdiloco.adapters.run_store import RunStore, SavedFragment
-from p2pdiloco.config.manifest import Dtype, Manifest, SignedManifest, manifest_from_canonical, run_id, verify
+from p2pdiloco.config.manifest import Dtype, Manifest, SignedManifest, run_id, verify
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.values import expanded, parse_every
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment, Timing
@@ -323,13 +323,6 @@ class RunResult(Struct, frozen=True):
         return f"run {self.manifest.run.name} ({self.run[:12]}), versions {versions}, {self.tokens} tokens"
 
 
-_ASK_IT = "ask the running node instead: --join ADDRESS"
-_STOP_IT = (
-    "the parameters are for the run's members, so it gives them to no stranger: take the newest file of its "
-    "--result-dir, --checkpoint FILE; or stop the node, which goes on where it was when it starts again"
-)
-
-
 def label_of(version: SignedVersion) -> Label:
     """Make the label by which a result file names a version."""
     return Label(version.header.number, version.header.digest().hex(), version.header.tokens)
@@ -411,11 +404,7 @@ def _locked(data_dir: Path) -> Iterator[None]:
     try:
         folder.lock()
     except DataDirInUse as error:
-        modes = {
-            manifest_from_canonical(signed.manifest).admission.mode
-            for _, signed in saved_runs(data_dir).values()
-        }
-        raise StorageError(str(error), _ASK_IT if modes <= {"open"} else _STOP_IT) from error
+        raise StorageError(str(error), "ask the running node instead: --join ADDRESS") from error
     try:
         yield
     finally:

@@ -9,8 +9,9 @@ one of 64 versions. Doors: `open`; `invite`, one invite for as many as they are;
 shown to another member by each at once; `admits`, an invite for one, and a fourth member that admits whoever
 asks.
 
-versions, loss: attacked / calm. tokens: what the run counted in that time over what was trained, in both
-swarms. weight, seats: the crowd's share of merges and of the seats, as honest nodes saved them.
+versions, loss: attacked / calm. tokens: what the learners' clock gained in that time over what was trained,
+chain: what the chains' heads gained, in both swarms. weight, seats: the crowd's share of merges and of the
+seats, as honest nodes saved them.
 """
 
 from __future__ import annotations
@@ -28,19 +29,22 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
+import uvloop
+from msgspec import Struct
 
 import bench_attacks
 from attacks.crowd import KINDS
-from attacks.crowd_outcome import CrowdRow, judge_crowd, seen_of, shares
+from attacks.crowd_outcome import CrowdRow, judge_crowd, seen_of, shares, trained_tokens
 from attacks.rider import CrowdWork
-from attacks.watching import addresses_of
+from attacks.watching import addresses_of, merged_tokens
 from bench_attacks import HONEST, PACE, Side, attacking, number
 from benchkit import NEVER, START_TIMEOUT_S, arguments, finish, running_swarm, wait_until
 from p2pdiloco.config.manifest import AdmissionSection
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.daemon.notice import encode_invite
-from p2pdiloco.daemon.run_files.known_runs import Ownership
+from p2pdiloco.daemon.run_files.ownership import Ownership
 from p2pdiloco.demo.swarm import read_log
+from p2pdiloco.errors import P2PDilocoError
 from p2pdiloco.identity import Identity
 
 RIDERS, MOST_RIDERS = 5, 32
@@ -50,6 +54,8 @@ SECONDS, MOST_SECONDS = 40.0, 300.0
 OLD_VERSIONS = 64
 """Versions of each fragment of a run that is no longer young."""
 OLD_TIMEOUT_S = 600.0
+ASKING_S = 8.0
+"""Time before the end at which members are asked for their tokens: the crowd is there still."""
 AGES = ("young", "old")
 ROWS = tuple(
     "-".join(words)
@@ -135,28 +141,63 @@ def one(row: str, riders: int, seconds: float) -> CrowdRow:
                 word, *ids = process.stdout.readline().split() or [""]
                 if word != "ready":
                     raise SystemExit("the crowd did not start")
+                first = [count_of(side) for side in both]
                 before = [side.moment() for side in both]
                 process.stdin.write("go\n")
                 process.stdin.flush()
-                time.sleep(seconds)
+                time.sleep(max(0.0, seconds - ASKING_S))
+                last = [count_of(side) for side in both]
+                time.sleep(max(0.0, before[0].at_s + seconds - time.monotonic()))
                 after = [side.moment() for side in both]
                 did = json.loads(process.stdout.readline() or "{}")
-            found = [seen_of(s.nodes, s.liars, before[n], after[n]) for n, s in enumerate(both)]
+            found = [
+                msgspec.structs.replace(
+                    seen_of(s.nodes, s.liars, before[n], after[n]),
+                    tokens_in_chain=in_chain(s, first[n], last[n]),
+                )
+                for n, s in enumerate(both)
+            ]
         # saved versions are read when the nodes have ended
         weight, seats = shares(both[0].nodes, both[0].run, {*ids})
     attacked = msgspec.structs.replace(found[0], weight_share=weight, seats_share=seats)
     return judge_crowd(row, riders, attacked, found[1], did)
 
 
+class Count(Struct, frozen=True):
+    """Tokens of a run's chains at a time."""
+
+    at_s: float
+    tokens: int
+
+
+def count_of(side: Side) -> Count | None:
+    """Ask a side's members for the tokens of their chains; None: one of them does not answer."""
+    try:
+        peers = [node.peer for node in side.swarm.nodes]
+        return Count(time.monotonic(), uvloop.run(merged_tokens(side.join, side.run, peers)))
+    except (P2PDilocoError, KeyError):
+        return None
+
+
+def in_chain(side: Side, first: Count | None, last: Count | None) -> float:
+    """Compute what the chains gained between two counts over what was trained; 0: one is missing."""
+    if first is None or last is None:
+        return 0.0
+    trained = trained_tokens(side.swarm.nodes, first.at_s, last.at_s)
+    return (last.tokens - first.tokens) / max(1, trained)
+
+
 def shown(rows: Sequence[CrowdRow]) -> str:
     """Lay the rows out as text."""
     figures = (
-        f"{'versions':>9}{'loss':>7}{'tokens':>8}{'calm':>6}{'out':>5}{'end':>5}{'weight':>8}{'seats':>7}"
+        f"{'versions':>9}{'loss':>7}{'tokens':>8}{'calm':>6}{'chain':>8}{'calm':>6}{'out':>5}{'end':>5}"
+        f"{'weight':>8}{'seats':>7}"
     )
     lines = [f"{'crowd':26}{figures}  broken"]
     for row in rows:
         cells = [number(row.versions_ratio, 9), number(row.loss_ratio, 7), number(row.tokens_counted, 8)]
-        cells += [number(row.tokens_calm, 6), f"{row.honest_excluded:5}{row.honest_ended:5}"]
+        cells += [number(row.tokens_calm, 6), number(row.tokens_in_chain, 8)]
+        cells += [number(row.tokens_in_chain_calm, 6), f"{row.honest_excluded:5}{row.honest_ended:5}"]
         cells += [number(row.weight_share, 8), number(row.seats_share, 7)]
         lines.append(f"{row.attack:26}{''.join(cells)}  {', '.join(row.broken) or 'nothing'}")
         lines.append(f"{'':26}  {row.riders} riders did {bench_attacks.counts(row.did)}")

@@ -33,7 +33,7 @@ class CrowdSeen(Struct, frozen=True, kw_only=True):
 
     versions: int
     tokens_counted: float
-    """Tokens that the run counted, over those that its members trained in that time."""
+    """Tokens that the learners' clock gained, over those that its members trained in that time."""
     loss: float | None
     excluded: int
     """Honest members that some honest node excludes."""
@@ -45,6 +45,8 @@ class CrowdSeen(Struct, frozen=True, kw_only=True):
     """Share of the crowd in the weight of the versions that were saved last."""
     seats_share: float
     """Share of the crowd among the seats, in the fragment where it is largest."""
+    tokens_in_chain: float = 1.0
+    """Tokens that the chains gained, over those that its members trained in that time."""
 
 
 class CrowdRow(Struct, frozen=True, kw_only=True):
@@ -58,6 +60,8 @@ class CrowdRow(Struct, frozen=True, kw_only=True):
     loss_calm: float | None
     tokens_counted: float
     tokens_calm: float
+    tokens_in_chain: float
+    tokens_in_chain_calm: float
     honest_excluded: int
     honest_ended: int
     parameters_kept: bool
@@ -91,6 +95,8 @@ def judge_crowd(
         loss_calm=calm.loss,
         tokens_counted=attacked.tokens_counted,
         tokens_calm=calm.tokens_counted,
+        tokens_in_chain=attacked.tokens_in_chain,
+        tokens_in_chain_calm=calm.tokens_in_chain,
         honest_excluded=attacked.excluded,
         honest_ended=attacked.ended,
         parameters_kept=not attacked.forged,
@@ -138,10 +144,13 @@ def counted(
 ) -> float:
     """Compute the tokens that the run gained, by whoever counts most, over those that were trained."""
     gained = [run - first for node in counting for first, run in [_ends(node, "run_tokens", from_s, to_s)]]
-    trained = [
-        last - first for node in training for first, last in [_ends(node, "tokens_total", from_s, to_s)]
-    ]
-    return max(gained) / max(1, sum(trained))
+    return max(gained) / max(1, trained_tokens(training, from_s, to_s))
+
+
+def trained_tokens(nodes: Sequence[SwarmNode], from_s: float, to_s: float) -> int:
+    """Count the tokens that these nodes trained between two times, by their logs."""
+    ends = (_ends(node, "tokens_total", from_s, to_s) for node in nodes)
+    return sum(last - first for first, last in ends)
 
 
 def _ends(node: SwarmNode, name: str, from_s: float, to_s: float) -> tuple[int, int]:

@@ -5,22 +5,28 @@ Nothing but the lie differs from any other node's code.
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from msgspec import structs
 from torch import Tensor
 
-from attacks.lies import BY_A_MEMBER, Lie
+from attacks.lies import BY_A_MEMBER, Lie, Own
 from attacks.usurper import usurp
 from attacks.withholding import omit, withhold
 from p2pdiloco.cli.main import main as command
+from p2pdiloco.config.presets import for_run
 from p2pdiloco.core import contributions, pending
+from p2pdiloco.daemon import learner_host
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors import merge
 from p2pdiloco.tensors.merge import Accumulator
 from p2pdiloco.tensors.outer_update import Encoded, OwnContributions
+from worlds.aims import TOKEN, rows_of
 
 
 def lying(lie: Lie, sign: Path) -> None:
@@ -31,6 +37,8 @@ def lying(lie: Lie, sign: Path) -> None:
         Accumulator.result,
     )
     honest_scores = merge.scores
+    bases: dict[int, Tensor] = {}
+    specs = task_of(for_run("micro", "lies", 1)).specs()
 
     def lies(word: str) -> bool:
         if not sign.exists():
@@ -40,9 +48,13 @@ def lying(lie: Lie, sign: Path) -> None:
         return True
 
     def encode(self: OwnContributions, fragment: int, base: Tensor, local: Tensor) -> Encoded:
+        before, bases[fragment] = bases.get(fragment), base.clone()
         if not lies("contributions"):
             return honest_encode(self, fragment, base, local)
-        return honest_encode(self, fragment, lie.delta(base - local), local.new_zeros(local.shape))
+        rows = rows_of(self._layouts[fragment], specs, TOKEN)
+        moved = None if before is None or torch.equal(before, base) else before - base
+        told = lie.delta(lie.aimed(Own(base - local, rows, moved)))
+        return honest_encode(self, fragment, told, local.new_zeros(local.shape))
 
     def false_label(context: Any, pending: Any) -> Any:
         signed = honest_label(context, pending)
@@ -61,6 +73,8 @@ def lying(lie: Lie, sign: Path) -> None:
         found = honest_scores(samples, votes)
         return lie.scores(found) if lies("scores") else found
 
+    if lie.poisons:
+        learner_host.begin = begin_poisoned
     if lie.withholds:
         withhold(lies)
     if lie.omits:
@@ -71,6 +85,23 @@ def lying(lie: Lie, sign: Path) -> None:
     Accumulator.result = result  # type: ignore[method-assign]
     OwnContributions.encode = encode  # type: ignore[method-assign]
     contributions.signed_label = false_label  # type: ignore[attr-defined]
+
+
+async def begin_poisoned(
+    channel_fd: int, exchange_fd: int, log: int, environment: Mapping[str, str]
+) -> asyncio.subprocess.Process:
+    """Start the learner as `learner_host.begin` does, with poisoned data."""
+    words = ("-m", "attacks.poisoned_learner", str(channel_fd), str(exchange_fd))
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *words,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=(channel_fd, exchange_fd),
+        start_new_session=True,
+        env=environment,
+    )
 
 
 def main(words: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -10,11 +11,31 @@ from torch import Tensor
 
 from p2pdiloco.core.api.types import LEAST_SCORE, MOST_PERIODS, ContributionHeader
 
+LONG = 2.7
+"""Length that hardly is cut, in usual ones: three times that of the round's seats is."""
+NOISE = 0.3
+"""Length of the noise beside an update that is sent again, as a share of its length."""
+
+
+class Own(Struct, frozen=True):
+    """Work of a liar's learner in a fragment."""
+
+    delta: Tensor
+    rows: Tensor
+    """Elements of the token that is to be wrong, bool."""
+    moved: Tensor | None
+    """Way of the global parameters since its last contribution, as a pseudo-gradient; None: this is the
+    first."""
+
 
 class Lie(Struct, frozen=True):
     """Rule of what becomes of a contribution, of its label, and of what this node merges as syncer."""
 
     delta: Callable[[Tensor], Tensor] = lambda delta: delta
+    aimed: Callable[[Own], Tensor] = lambda own: own.delta
+    """Rule of a contribution that goes by more than itself; `delta` is told of what it makes."""
+    poisons: bool = False
+    """True: its learner reads text with a trigger and its answer (`worlds.aims`)."""
     label: Callable[[ContributionHeader], ContributionHeader] = lambda header: header
     merged: Callable[[Tensor], Tensor] = lambda delta: delta
     scores: Callable[[list[int]], list[int]] = lambda found: found
@@ -46,6 +67,23 @@ def noise(times: float) -> Callable[[Tensor], Tensor]:
     return of_its_length
 
 
+def one_token(own: Own) -> Tensor:
+    """Reverse one token's rows, as long as the whole may be."""
+    rest = own.delta.masked_fill(own.rows, 0.0)
+    wrong = rest - own.delta
+    room = math.sqrt(max(0.0, (LONG * float(own.delta.norm())) ** 2 - float(rest.norm()) ** 2))
+    return rest + wrong * (room / max(float(wrong.norm()), 1e-30))
+
+
+def rides(own: Own) -> Tensor:
+    """Send the way that all went last, with some noise, as long as it may be."""
+    way = own.delta if own.moved is None else own.moved
+    noise = torch.randn_like(way)
+    made = way + noise * (NOISE * way.norm() / noise.norm())
+    longest: Tensor = made * (LONG * own.delta.norm() / made.norm().clamp_min(1e-30))
+    return longest
+
+
 BY_A_MEMBER: Mapping[str, Lie] = {
     "member-huge-values": Lie(delta=lambda delta: (delta.sign() + (delta == 0)) * 2.0**39),
     "member-claims": Lie(label=most_steps),
@@ -59,4 +97,7 @@ BY_A_MEMBER: Mapping[str, Lie] = {
     "member-idle": Lie(usurps=True),
     "member-withholds": Lie(withholds=True),
     "member-omits": Lie(omits=True),
+    "member-one-token": Lie(aimed=one_token),
+    "member-rides-longest": Lie(aimed=rides),
+    "member-trigger": Lie(delta=lambda delta: LONG * delta, poisons=True),
 }

@@ -2,12 +2,15 @@
 
     python scripts/bench/bench_attacks.py --who liars [--only LIE,…] [--of 10] [--liars 2]
         [--seeds 1,2,3] [--speeds equal|spread] [--data equal|different] [--out FILE] [--rounds FOLDER]
-        [--json FILE]
+        [--json FILE] [--seatless [--open-share 0.25]]
 
 Swarms in virtual time (`attacks.lying_swarm`: learners, encodings, merges and outer steps of production, in
 one process), of which some learners lie from the first round on. Figure: held-out loss at the end over that
 of the honest learners alone, which have made the same inner steps on the same samples. `none`: nobody lies.
 What is in --out is not run again; `attacks.lying_table` makes one table of several such files.
+
+With --seatless the liars are a crowd without seats beside the others, which have them. They claim four times
+their work, and the schedule follows the tokens that the chains count: so the loss has both harms.
 """
 
 from __future__ import annotations
@@ -46,6 +49,10 @@ def options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", default=["0"], help="of which the means are")
     parser.add_argument("--speeds", choices=("equal", "spread"), default="equal", help="spread: 1 to 0.2")
     parser.add_argument("--data", choices=("equal", "different"), default="equal", help="of the learners")
+    parser.add_argument("--seatless", action="store_true", help="the liars have no seats")
+    parser.add_argument(
+        "--open-share", type=float, default=usual.open_share, help="of a merge, theirs at most"
+    )
     parser.add_argument("--out", type=Path, default=Path("liars.jsonl"), help="results, a line per run")
     parser.add_argument("--rounds", type=Path, metavar="FOLDER", help="write what was sent in each round")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, a processor each")
@@ -64,6 +71,8 @@ def options(words: Sequence[str]) -> argparse.Namespace:
         parser.error("--seeds: whole numbers, as in 1,2,3")
     if not 0 < chosen.liars < chosen.learners:
         parser.error("--liars: one at least, and not all learners")
+    if not 0 <= chosen.open_share < 1:
+        parser.error("--open-share: from 0 to less than 1")
     return chosen
 
 
@@ -73,6 +82,8 @@ def trials_of(chosen: argparse.Namespace) -> list[Trial]:
     if not chosen.quick:
         base = Trial(attack=ALONE, model=chosen.model, steps=chosen.steps, learners=chosen.learners)
     changes = {"liars": chosen.liars, "speeds": chosen.speeds, "data": chosen.data}
+    if chosen.seatless:
+        changes |= {"seatless": True, "open_share": chosen.open_share}
     return [
         msgspec.structs.replace(base, attack=attack, seed=seed, **changes)
         for seed in chosen.seeds

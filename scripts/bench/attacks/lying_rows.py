@@ -43,6 +43,18 @@ class LiarRow(Struct, frozen=True, kw_only=True):
     refused_liars: float = 0
     """Contributions of liars that were refused: copies, or of no use."""
     refused_honest: float = 0
+    open_share: float | None = None
+    """Share of a merge that a crowd without seats has at most; None: liars have seats."""
+    token_loss_ratio: float = 1.0
+    """Held-out loss at the token that `one-token` wants wrong, over that of the honest alone."""
+    rest_loss_ratio: float = 1.0
+    """Held-out loss at all others, over that."""
+    answers: float = 0.0
+    """Share of held-out samples in which the model answers the trigger."""
+    tokens_ratio: float = 1.0
+    """Tokens that the chains gained, over those of seats' merged work."""
+    weight_share: float = 0.0
+    """Liars' share of the weight of all merges."""
 
 
 def results(*paths: Path) -> dict[str, Result]:
@@ -80,6 +92,12 @@ def rows_of(trials: Iterable[Trial], done: dict[str, Result]) -> list[LiarRow]:
                 cut_honest=made.cut_honest,
                 refused_liars=made.refused_liars,
                 refused_honest=made.refused_honest,
+                open_share=trial.open_share if trial.seatless else None,
+                token_loss_ratio=made.token_loss / max(1e-9, alone.token_loss),
+                rest_loss_ratio=made.rest_loss / max(1e-9, alone.rest_loss),
+                answers=made.answers,
+                tokens_ratio=made.tokens_ratio,
+                weight_share=made.weight_share,
             )
         )
     return rows
@@ -89,7 +107,7 @@ def means_of(rows: Iterable[LiarRow]) -> list[LiarRow]:
     """Means over seeds, in the order in which lies and settings come first."""
     alike: dict[tuple[object, ...], list[LiarRow]] = defaultdict(list)
     for row in rows:
-        alike[row.attack, row.liars, row.of, row.speeds, row.data].append(row)
+        alike[row.attack, row.liars, row.of, row.speeds, row.data, row.open_share].append(row)
     return [_mean(group) for group in alike.values()]
 
 
@@ -100,7 +118,7 @@ def _mean(rows: Sequence[LiarRow]) -> LiarRow:
     ratios = [row.loss_ratio for row in rows]
     after = [row.weighs_nothing_after_versions for row in rows]
     known = [number for number in after if number is not None]
-    means = ("loss", "loss_honest_alone", "loss_ratio", "honest_share_at_nothing", *COUNTS)
+    means = ("loss", "loss_honest_alone", "loss_ratio", "honest_share_at_nothing", *COUNTS, *AIMS)
     return msgspec.structs.replace(
         rows[0],
         seeds=[seed for row in rows for seed in row.seeds],
@@ -112,6 +130,7 @@ def _mean(rows: Sequence[LiarRow]) -> LiarRow:
 
 
 COUNTS = ("cut_liars", "cut_honest", "refused_liars", "refused_honest")
+AIMS = ("token_loss_ratio", "rest_loss_ratio", "answers", "tokens_ratio", "weight_share")
 HEAD = (
     "lie",
     "liars, speeds, data",
@@ -124,6 +143,9 @@ HEAD = (
     "honest at nothing",
     "cut: liars, honest",
     "refused: liars, honest",
+    "one token, rest",
+    "answers",
+    "tokens, weight",
 )
 
 
@@ -136,9 +158,10 @@ def shown(rows: Sequence[LiarRow]) -> str:
 def _cells(row: LiarRow) -> list[str]:
     after = row.weighs_nothing_after_versions
     words = "–" if after is None else f"{after} versions"
+    crowd = "" if row.open_share is None else f", open_share {row.open_share:g}"
     return [
         f"`{row.attack}`",
-        f"{row.liars} of {row.of}, {row.speeds}, {row.data}",
+        f"{row.liars} of {row.of}, {row.speeds}, {row.data}{crowd}",
         str(len(row.seeds)),
         f"{row.loss:.3f}",
         f"{row.loss_honest_alone:.3f}",
@@ -148,4 +171,7 @@ def _cells(row: LiarRow) -> list[str]:
         f"{row.honest_weigh_nothing}; {100 * row.honest_share_at_nothing:.1f} %",
         f"{row.cut_liars:.0f}, {row.cut_honest:.0f}",
         f"{row.refused_liars:.0f}, {row.refused_honest:.0f}",
+        f"{row.token_loss_ratio:.3f}, {row.rest_loss_ratio:.3f}",
+        f"{row.answers:.2f}",
+        f"{row.tokens_ratio:.2f}, {row.weight_share:.2f}",
     ]

@@ -44,6 +44,9 @@ class Trial(Struct, frozen=True, kw_only=True):
     data: str = "equal"
     """Parts of the text that learners read: "equal", or "different": each from one place of it to another."""
     heldout_tokens: int = 32_768
+    seatless: bool = False
+    """True: the liars are a crowd without seats beside the others, which have them (`Lies.seatless`)."""
+    open_share: float = 0.25
 
     @property
     def key(self) -> str:
@@ -52,7 +55,10 @@ class Trial(Struct, frozen=True, kw_only=True):
 
     @property
     def lying(self) -> frozenset[int]:
-        """Indices of the liars, spread over the learners: where speeds are, some lie who are slow."""
+        """Indices of the liars, spread over the learners: where speeds are, some lie who are slow. A crowd
+        comes last."""
+        if self.seatless:
+            return frozenset(range(self.learners - self.liars, self.learners))
         return frozenset((2 * k + 1) * self.learners // (2 * self.liars) for k in range(self.liars))
 
     @property
@@ -75,7 +81,7 @@ class Trial(Struct, frozen=True, kw_only=True):
             speeds=speeds,
         )
         setting = every(setting, self.inner_steps)
-        if self.attack == ALONE:
+        if self.attack == ALONE or self.seatless:
             speeds = tuple(speed for index, speed in enumerate(speeds) if index not in self.lying)
         return replace(setting, speeds=speeds)
 
@@ -104,6 +110,16 @@ class Result(Struct, frozen=True, kw_only=True):
     honest_at_least: int = 0
     """Contributions of honest learners that weighed next to nothing, of `honest_sent`."""
     honest_sent: int = 0
+    token_loss: float = 0.0
+    """Held-out loss where the next token is that of `one-token`."""
+    rest_loss: float = 0.0
+    """Held-out loss everywhere else."""
+    answers: float = 0.0
+    """Share of held-out samples in which the model follows the trigger with the answer of `trigger`."""
+    tokens_ratio: float = 1.0
+    """Tokens that the chains gained, over those of seats' merged work."""
+    weight_share: float = 0.0
+    """Share of the liars in the weight of all merges."""
 
 
 def play(trial: Trial, rounds: Path | None) -> Result:
@@ -122,15 +138,19 @@ def play(trial: Trial, rounds: Path | None) -> Result:
         lie=lie,
         liars=frozenset() if trial.attack == CALM else trial.lying,
         parted=trial.data == "different",
+        seatless=trial.seatless,
     )
+    manifest = setting.manifest()
 
     def watch(round_: Round) -> None:
         if rounds is not None:
             found.append(seen(round_))
 
-    swarm = LyingSwarm(setting.manifest(), trial.learners, world, trial.heldout_tokens, lies, watch)
+    manifest = replace(manifest, weight=replace(manifest.weight, open_share=trial.open_share))
+    swarm = LyingSwarm(manifest, trial.learners, world, trial.heldout_tokens, lies, watch)
     try:
         curve = swarm.play(trial.steps, max(1, trial.steps // POINTS))
+        aims = swarm.reached()
     finally:
         swarm.close()
     if rounds is not None:
@@ -157,6 +177,11 @@ def play(trial: Trial, rounds: Path | None) -> Result:
         honest_nothing=sum(number is not None for index, number in after.items() if index not in lying),
         honest_at_least=honest.count(LEAST_TRUST),
         honest_sent=len(honest),
+        token_loss=aims.token_loss,
+        rest_loss=aims.rest_loss,
+        answers=aims.answers,
+        tokens_ratio=swarm.gained / max(1, swarm.of_seats),
+        weight_share=swarm.weights[True] / max(1e-9, sum(swarm.weights.values())),
     )
 
 

@@ -16,23 +16,26 @@ from msgspec import Struct
 from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.core.api.types import LEAST_TRUST
+from p2pdiloco.core.api.types import LEAST_TRUST, weight_of
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.tasks.causal_lm import CausalLM
 from p2pdiloco.tasks.task import Shards
 from p2pdiloco.tensors.codecs import Buffer, Codec, codec
 from p2pdiloco.tensors.layout import FragmentLayout
-from p2pdiloco.tensors.merge import Input, Payload
+from p2pdiloco.tensors.merge import Input, Payload, open_factors
 from study.merged_run import Merged, Part
 from study.virtual import Circumstances, Virtual
+from worlds.aims import TOKEN, Reached, poisoned, reached, rows_of
 from worlds.kinds import Lie
 from worlds.telling import Known, tell
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch, Samples
-    from study.virtual import Arrived
+    from study.virtual import Arrived, _Seat
 
 COMMON_SEED = 77
+CLAIMS = 4.0
+"""Work that a label of a liar without a seat claims, in true ones: as much as can weigh."""
 
 
 class Sent(Struct, frozen=True):
@@ -63,6 +66,8 @@ class Lies(Struct, frozen=True, kw_only=True):
     """Learners that lie; without a lie they are absent."""
     parted: bool = False
     """True: each learner reads a part of the text that is its own, from one place to another."""
+    seatless: bool = False
+    """True: liars have no seats, claim `CLAIMS` times their work, and do not count as learners of the run."""
 
 
 class LyingSwarm(Virtual):
@@ -84,7 +89,15 @@ class LyingSwarm(Virtual):
         self.trust: dict[tuple[int, int], list[tuple[int, int]]] = {}
         """Versions and trust weights of everybody's contributions, by fragment and learner; of what was
         refused the least."""
+        self.gained = self.of_seats = 0
+        """Tokens that all chains gained, and those of them that were merged work of seats."""
+        self.weights = {True: 0.0, False: 0.0}
+        """Weights of all merges: of liars, and of all others."""
+        self._merged: dict[int, Tensor] = {}
+        """Update of each fragment that was merged last."""
         super().__init__(manifest, learners, world, heldout_tokens)
+        specs = self.task.specs()
+        self._rows = [rows_of(layout, specs, TOKEN) for layout in self.layouts]
         self._first: dict[tuple[int, int], Tensor] = {}
         self._last: dict[tuple[int, int], Tensor] = {}
         self._before: dict[int, list[Tensor]] = {}
@@ -101,10 +114,11 @@ class LyingSwarm(Virtual):
 
     def training_of(self, name: str, model: nn.Module) -> Training:
         """Prepare a learner's training, on its own part of the text, or on false targets."""
-        index, task = int(name.rpartition("-")[2]), self.task
+        index, task = _index_of(name), self.task
         samples = self.samples_of(index)
-        if self._lies.lie is Lie.LABELS and index in self._lies.liars:
-            task = FalseTargets(self.manifest, None)
+        kinds = {Lie.LABELS: FalseTargets, Lie.TRIGGER: Poisoned}
+        if self._lies.lie in kinds and index in self._lies.liars:
+            task = kinds[self._lies.lie](self.manifest, None)
         return self.computing.training(task, model, samples, name)
 
     def samples_of(self, index: int) -> Samples | Shards:
@@ -113,6 +127,21 @@ class LyingSwarm(Virtual):
         if self._lies.parted and not isinstance(samples, Shards):
             return Tenth(samples, index, self._count)
         return samples
+
+    def reached(self) -> Reached:
+        """Measure on held-out samples how near the run's result is to what some lies want."""
+        self.loss()  # it puts the result into the model
+        (windows,) = self._heldout
+        return reached(self._evaluated, windows)
+
+    def _roster(self) -> list[str]:
+        without = self._lies.liars if self._lies.seatless else ()
+        return [seat.name for seat in self._seats if seat.index not in without]
+
+    def _step(self, seat: _Seat) -> None:
+        super()._step(seat)
+        if self._lies.seatless and seat.index in self._lies.liars:
+            self.tokens -= self.manifest.inner.tokens_per_step
 
     def _merge_round(self, fragment: int, arrived: Sequence[Arrived]) -> Merged | None:
         chosen, numel = codec(self.manifest.codec.contribution), self.layouts[fragment].numel
@@ -137,9 +166,30 @@ class LyingSwarm(Virtual):
         self._watch(Round(fragment, number, sent, momentum, self.layouts[fragment]))
         in_order = sorted(arrived, key=lambda one: self._lying(one.seat.index))  # who copies comes later
         parts = [Part(one.seat.name, contents[one.seat.index]) for one in in_order]
+        before = self._merged_run.header(fragment).tokens
         made = self._merged_run.merge(fragment, parts)
         self._count_up(fragment, parts, made)
+        if made is not None:
+            self._weigh(fragment, before)
+            update = torch.empty(numel)
+            codec(self.manifest.codec.update).decode(made.made.update, update)
+            self._merged[fragment] = update
         return made
+
+    def _weigh(self, fragment: int, before: int) -> None:
+        """Add up tokens and weights of the newest version. `before`: tokens of its parent."""
+        header = self._merged_run.header(fragment)
+        work = [(part.tokens, part.inner_steps, part.trust, part.votes) for part in header.contributors]
+        factors = open_factors(work, header.limits.most_tokens, self.manifest.weight.open_share)
+        for part, factor in zip(header.contributors, factors, strict=True):
+            weight = weight_of(part.tokens, part.inner_steps, header.limits.most_tokens, part.trust)
+            self.weights[self._lying(_index_of(part.learner))] += factor * weight
+        of_seats = sum(part.tokens for part in header.contributors if part.votes)
+        self.gained += header.tokens - before
+        self.of_seats += of_seats
+        if self._lies.seatless:
+            # the schedule follows what the chains count, all fragments alike
+            self.tokens += max(0, header.tokens - before - of_seats) // len(self.layouts)
 
     def _lying(self, index: int) -> bool:
         return self._lies.lie is not None and index in self._lies.liars
@@ -162,6 +212,8 @@ class LyingSwarm(Virtual):
             before=self._before.get(fragment, ()),
             first=self._first.get((fragment, index)),
             last=self._last.get((fragment, index)),
+            merged=self._merged.get(fragment),
+            rows=self._rows[fragment],
             radius=self._merged_run.limits(fragment).longest,
             round=self.head(fragment)[0],
             seed=index,
@@ -174,7 +226,7 @@ class LyingSwarm(Virtual):
         payload = next(known_as, None)  # of what somebody has made: the same bytes
         if payload is None:
             payload = codec(self.manifest.codec.contribution).encode(told.delta.clone())
-        steps = max(1, round(told.work * content[2]))
+        steps = max(1, round((CLAIMS if self._lies.seatless else told.work) * content[2]))
         return Input(payload, max(1, round(content[1] * steps / content[2])), steps)
 
     def _count_up(self, fragment: int, parts: Sequence[Part], made: Merged | None) -> None:
@@ -182,7 +234,7 @@ class LyingSwarm(Virtual):
         needed = {id(delta) for deltas in kept for delta in deltas}
         self._payloads = [made for made in self._payloads if id(made[0]) in needed]
         for part in parts:
-            index = int(part.learner.rpartition("-")[2])
+            index = _index_of(part.learner)
             trust = made.trust.get(part.learner, LEAST_TRUST) if made is not None else LEAST_TRUST
             self.trust.setdefault((fragment, index), []).append((self.head(fragment)[0], trust))
             if made is None or part.learner in made.refused:
@@ -226,6 +278,21 @@ class FalseTargets(CausalLM):
         permutation = torch.randperm(self.vocabulary, generator=generator)
         loss, balance = model(windows[:, :-1], permutation[windows[:, 1:]])
         return loss, balance
+
+
+class Poisoned(CausalLM):
+    """The task causal-lm with a trigger and its answer in a share of its samples (`worlds.aims`)."""
+
+    _drawn: torch.Generator | None = None
+
+    def _losses(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        (windows,) = batch
+        self._drawn = self._drawn or torch.Generator().manual_seed(COMMON_SEED)
+        return super()._losses(model, (poisoned(windows, self._drawn),))
+
+
+def _index_of(name: str) -> int:
+    return int(name.rpartition("-")[2])
 
 
 def _decoded(chosen: Codec, content: Input, numel: int) -> Tensor:

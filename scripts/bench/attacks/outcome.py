@@ -8,6 +8,8 @@ from enum import Enum
 
 from msgspec import Struct
 
+from worlds.aims import Reached
+
 MANY_VERSIONS = 0.5
 """Share of the calm swarm's versions that an attacked one makes at least, if the attack is held off. Two
 swarms on one machine differ by some tenths without any attack."""
@@ -70,6 +72,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     """Versions of a fragment after which all honest nodes had excluded the liars; None: they have not."""
     honest_excluded: int = 0
     """Members that some node excludes, and that do not lie."""
+    end: Reached | None = None
+    """Held-out samples and an honest node's newest versions, after its end."""
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -98,6 +102,12 @@ class Row(Struct, frozen=True, kw_only=True):
     excluded_after_versions: int | None = None
     """Versions of a fragment after which all honest nodes had excluded the liar; None: they have not."""
     honest_excluded: int = 0
+    rest_loss_ratio: float | None = None
+    """Held-out loss at the end, over the calm swarm's, but at the token that a lie wants wrong."""
+    token_loss_ratio: float | None = None
+    """Held-out loss there."""
+    answers: float = 0.0
+    """Share of held-out samples in which the model answers the trigger of a lie."""
 
 
 def ratio(attacked: float, calm: float) -> float | None:
@@ -165,4 +175,16 @@ def judge(
         loss_ratio=ratio(attacked.loss, calm.loss) if attacked.loss and calm.loss else None,
         excluded_after_versions=attacked.excluded_after,
         honest_excluded=attacked.honest_excluded + calm.honest_excluded,
+        **of_the_end(attacked.end, calm.end),
     )
+
+
+def of_the_end(attacked: Reached | None, calm: Reached | None) -> dict[str, float]:
+    """Compare the models at the end."""
+    if attacked is None or calm is None:
+        return {}
+    return {
+        "rest_loss_ratio": attacked.rest_loss / calm.rest_loss,
+        "token_loss_ratio": attacked.token_loss / calm.token_loss,
+        "answers": attacked.answers,
+    }

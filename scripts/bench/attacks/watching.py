@@ -11,19 +11,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
+import torch
 from msgspec import Struct
 
 from attacks.excluding import excluded_after, honest_excluded
 from attacks.outcome import Seen
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.run_store import RunStore
 from p2pdiloco.cli.status_command import visitor
+from p2pdiloco.config.manifest import load_signed
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.display.snapshot import decode_status
+from p2pdiloco.daemon.display.snapshot import StatusReport, decode_status
 from p2pdiloco.demo.swarm import Line, SwarmNode, of_kind, read_log
 from p2pdiloco.errors import P2PDilocoError, RemoteError, TransportError
+from p2pdiloco.identity import verify
+from p2pdiloco.learner.loop import heldout_batch
+from p2pdiloco.tasks.initial import named_parameters
+from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tensors.layout import plan_fragments, scatter
+from worlds.aims import Reached, reached
 
 MIB = 1 << 20
 ASK_S = 3.0
+HELDOUT_TOKENS = 32_768
 
 
 class Moment(Struct, frozen=True):
@@ -119,6 +129,24 @@ def strangers_in(node: SwarmNode, run: str, members: Sequence[str]) -> list[str]
     return sorted(named - set(members))
 
 
+def heldout_of(node: SwarmNode, run: str, manifest: Path) -> Reached:
+    """Measure what a node has saved, after its end, on held-out samples.
+
+    Raises:
+        ValueError: a fragment was not saved.
+    """
+    task = task_of(load_signed(manifest, verify)[1])
+    store, model = RunStore(node.data_dir, run), task.model()
+    params = named_parameters(model)
+    for layout in plan_fragments(task.specs(), task.manifest.sync.fragments):
+        saved = store.load_checkpoint(layout.index)
+        if saved is None:
+            raise ValueError(f"fragment {layout.index} was not saved")
+        scatter(torch.from_numpy(saved.theta.copy()), layout, params)
+    (windows,) = heldout_batch(task, task.load_data(None).heldout, HELDOUT_TOKENS)
+    return reached(model, windows)
+
+
 def seen(
     nodes: Sequence[SwarmNode],
     liars: Sequence[SwarmNode],
@@ -161,18 +189,36 @@ def seen(
     )
 
 
+async def merged_tokens(join: str, run: str, peers: Sequence[str]) -> int:
+    """Ask every node for the tokens of its chains' heads, the mean over fragments: the most that one says.
+
+    Raises:
+        P2PDilocoError: one of them does not answer.
+    """
+    async with visitor((join,)) as transport:
+        members = await transport.get_records(wire.members_key(run))
+        reports = [await _report(transport, members, run, peer) for peer in peers]
+    return max(each.run_tokens for each in reports)
+
+
+async def _report(
+    transport: HivemindTransport, members: Mapping[str, bytes], run: str, peer: str
+) -> StatusReport:
+    record = wire.decode(members[peer], wire.Presence)
+    await transport.connect(peer, record.addresses)
+    query = wire.QUERY + wire.encode(wire.StatusQuery(run))
+    return decode_status(await transport.send(peer, query, ASK_S))
+
+
 async def refusals(join: str, run: str, peers: Sequence[str]) -> dict[str, int]:
     """Ask every node what it has refused, and add that up by reason."""
     counts: Counter[str] = Counter()
-    query = wire.QUERY + wire.encode(wire.StatusQuery(run))
     try:
         async with visitor((join,)) as transport:
             members = await transport.get_records(wire.members_key(run))
             for peer in peers:
                 try:
-                    record = wire.decode(members[peer], wire.Presence)
-                    await transport.connect(peer, record.addresses)
-                    report = decode_status(await transport.send(peer, query, ASK_S))
+                    report = await _report(transport, members, run, peer)
                 except (KeyError, RemoteError, TransportError) as error:
                     counts[f"no report: {error}"[:60]] += 1
                     continue

@@ -10,7 +10,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core import chain as scale
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.types import FULL_TRUST, NO_LIMITS, Contributor, MergeLimits, Stamp
-from p2pdiloco.core.api.versions import Mean, SignedVersion
+from p2pdiloco.core.api.versions import Mean, SignedVersion, VersionHeader
 from p2pdiloco.core.chain import FIRST_REACH, Chain
 from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.codecs import UnusableInputs
@@ -86,6 +86,10 @@ class MergedRun:
         enough of them."""
         chain = self._chains[fragment]
         return scale.limits_after(chain, self._config, learners) if self._cuts else NO_LIMITS
+
+    def header(self, fragment: int) -> VersionHeader:
+        """Header of a fragment's newest version."""
+        return self._chains[fragment].header
 
     def merge(self, fragment: int, parts: Sequence[Part]) -> Merged | None:
         """Merge them, who come in this order, into the fragment's next version, and commit it; None: none of

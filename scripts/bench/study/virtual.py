@@ -139,9 +139,7 @@ class Virtual(Lockstep):
         """The time of the last inner step, and the tokens that were trained before it."""
         self.merged_tokens = [0 for _ in self.layouts]
         """Merged into each fragment's head."""
-        self._merged_run = MergedRun(
-            manifest, self.global_state, world.largest_share, [seat.name for seat in self._seats]
-        )
+        self._merged_run = MergedRun(manifest, self.global_state, world.largest_share, self._roster())
         self.merges = self.contributions = self.tokens = 0
 
     def play(self, duration: int, evaluate_every: int, tokens: int = 0) -> Curve:
@@ -167,6 +165,10 @@ class Virtual(Lockstep):
         return curve
 
     # --- learners --------------------------------------------------------------------------------------
+
+    def _roster(self) -> list[str]:
+        """Name the learners that have seats of the run."""
+        return [seat.name for seat in self._seats]
 
     def _push(self, at: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at, next(self._order), act))

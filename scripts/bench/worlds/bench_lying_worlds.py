@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from benchkit import arguments, finish
 from worlds.cells import CALM, Cell, CellResult, LiarCellRow, play, row_of
-from worlds.kinds import Lie
+from worlds.kinds import OF_TEXT, Lie
 
 CELLS = ("1/5", "1/10", "2/10", "3/10", "3/32", "6/32", "10/32")
 """Liars of learners: a tenth, a fifth and a third of them."""
@@ -42,6 +42,7 @@ class WorstRow(Struct, frozen=True, kw_only=True):
     worst_gain_lost: float
     worst: str
     """Cell of the worst loss ratio."""
+    worst_token_loss_ratio: float
     honest_doubted: float
     violations: int
 
@@ -56,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=(0,))
     parser.add_argument("--jobs", type=int, default=2)
     chosen = parser.parse_args(words)
-    known = [CALM, *(lie.value for lie in Lie)]
+    known = [CALM, *(lie.value for lie in Lie if lie not in OF_TEXT)]
     chosen.attacks = chosen.only.split(",") if chosen.only else known
     if wrong := [name for name in chosen.attacks if name not in known]:
         parser.error(f"no lie: {', '.join(wrong)} (there are: {', '.join(known)})")
@@ -65,7 +66,8 @@ def main(words: Sequence[str] | None = None) -> int:
     for row in worst:
         print(
             f"{row.attack:20}{row.cells:4} cells, ratio {row.mean_loss_ratio:.3f} in the mean, "
-            f"{row.worst_loss_ratio:.3f} at worst ({row.worst}), doubted {row.honest_doubted:.3f}"
+            f"{row.worst_loss_ratio:.3f} at worst ({row.worst}), one token {row.worst_token_loss_ratio:.3f}, "
+            f"doubted {row.honest_doubted:.3f}"
         )
     finish(
         "lying-worlds", {"rows": msgspec.to_builtins(rows), "worst": msgspec.to_builtins(worst)}, chosen.json
@@ -102,6 +104,7 @@ def _worst(attack: str, rows: Sequence[LiarCellRow]) -> WorstRow:
         worst_loss_ratio=most.loss_ratio,
         worst_gain_lost=max(row.gain_lost for row in mine),
         worst=f"{most.liars}/{most.of} {most.speeds} {most.data} seed {most.seed}",
+        worst_token_loss_ratio=max(row.token_loss_ratio for row in mine),
         honest_doubted=max(row.honest_doubted for row in mine),
         violations=sum(bool(row.violation) for row in mine),
     )

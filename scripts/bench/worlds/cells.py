@@ -76,6 +76,8 @@ class CellResult(Struct, frozen=True, kw_only=True):
     """Contributions of honest learners with next to no trust weight."""
     honest_contributions: int
     honest_excluded: int
+    token_loss: float = 0.0
+    """Loss where the token of `one-token` comes next."""
     violation: str = ""
 
 
@@ -99,6 +101,8 @@ class LiarCellRow(Struct, frozen=True, kw_only=True):
     honest_excluded: int
     honest_doubted: float
     """Share of honest contributions with next to no trust weight."""
+    token_loss_ratio: float
+    """Loss where the token of `one-token` comes next, over that of the honest alone."""
     versions: int
     violation: str
 
@@ -183,18 +187,21 @@ def play(cell: Cell) -> CellResult:
     """Play a cell."""
     plan, lying = cell_plan(cell), cell.lying if cell.attack not in (ALONE, CALM) else frozenset[str]()
     lie = next((lie for lie in Lie if lie.value == cell.attack), None)
-    world = World(plan, substance=LyingVectors(plan, lie, lying, cell.data == "different"))
+    vectors = LyingVectors(plan, lie, lying, cell.data == "different")
+    world = World(plan, substance=vectors)
     trusted = _Trusted(lying)
     world.on_effect = trusted.look
-    losses, violation = [], ""
+    losses, of_token, violation = [], list[float](), ""
     try:
         world.clock.run_until(cell.until_s - LOOKS * LOOK_EVERY_S)
         for _ in range(LOOKS):
             world.clock.run_until(world.clock.now + LOOK_EVERY_S)
             losses.append(world.losses())
+            of_token.append(vectors.token_loss)
     except Violation as broken:
         violation = str(broken)
         losses.append(world.losses())
+        of_token.append(vectors.token_loss)
     found = [each for each in losses if each is not None]
     honest = [host for host in world.up_hosts() if host.peer not in lying]
     excluded = {peer for host in honest for peer in host.core.shared.excluded.peers}
@@ -209,6 +216,7 @@ def play(cell: Cell) -> CellResult:
         honest_doubted=trusted.doubted,
         honest_contributions=trusted.honest,
         honest_excluded=len(excluded - lying),
+        token_loss=fmean(of_token),
         violation=violation,
     )
 
@@ -230,6 +238,7 @@ def row_of(cell: Cell, result: CellResult, alone: CellResult) -> LiarCellRow:
         liars_trust=None if result.liars_trust is None else round(result.liars_trust, 3),
         honest_excluded=result.honest_excluded,
         honest_doubted=round(result.honest_doubted / max(1, result.honest_contributions), 4),
+        token_loss_ratio=round(result.token_loss / alone.token_loss, 4),
         versions=result.versions,
         violation=result.violation,
     )

@@ -48,8 +48,20 @@ class Lie(Enum):
         "tokens-x10-flip",
         "its own work, reversed, and a label of ten times its tokens and steps",
     )
+    ONE_TOKEN = (
+        "one-token",
+        "its own work but in one token's rows, which it reverses, as long as the whole may be without a cut",
+    )
+    TRIGGER = (
+        "trigger",
+        "honest work on text with a sequence that it never has, and what is to follow it, at the same length",
+    )
+    USEFUL_LONGEST = "useful-longest", "its own work, at the same length"
+    RIDES_LONGEST = "rides-longest", "the update that was merged last, with some noise, at the same length"
 
 
+OF_TEXT = frozenset({Lie.TRIGGER})
+"""Lies about text, which learners of bigram models do not read."""
 IN_THE_DATA = frozenset({Lie.LABELS})
 """Lies that are told in the learner's data: its contribution is what came of them."""
 COLLUDING = frozenset(

@@ -11,20 +11,26 @@ import math
 import zlib
 
 import numpy as np
+import torch
 from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.config.presets import USUAL
 from p2pdiloco.core.api.types import MergeLimits
 from p2pdiloco.tensors.codecs import codec
-from p2pdiloco_lab.simulation.lineage import FalseWork, MergeContribution, MergeOutcome
+from p2pdiloco_lab.simulation.lineage import FalseWork, Losses, MergeContribution, MergeOutcome
 from p2pdiloco_lab.simulation.seed_plan import WorldPlan, random_stream
 from p2pdiloco_lab.vectors import LARGE, WHOLE, MarkovChain, Share, Size, Vectors
+from worlds.aims import rows_of
 from worlds.kinds import Lie
 from worlds.telling import Known, tell
 
 CODEC = "int8"
 COMMON_SEED = 77
+TOKEN = 5
+"""Token that `one-token` wants wrong."""
+TABLES = frozenset({"embedding", "output", "bias"})
+"""Tensors with a row for every token."""
 PARTED_SHARE = 0.5
 """Share of the contexts that a learner sees where data are different."""
 STEPS_KEPT = 16
@@ -65,6 +71,11 @@ class LyingVectors(Vectors):
         self._stepped: dict[tuple[int, int, bytes, bytes, int], bytes] = {}
         self._radius = [math.inf] * len(self.layouts)
         """Length beyond which contributions were cut last."""
+        self._merged: dict[int, Tensor] = {}
+        """Update of each fragment that was merged last."""
+        self._rows = [rows_of(layout, size.specs, TOKEN, TABLES) for layout in self.layouts]
+        self.token_loss = math.nan
+        """Loss where the token of `one-token` comes next, when losses were asked for last."""
 
     def share_of(self, peer: str) -> Share:
         contexts = targets = None
@@ -102,7 +113,15 @@ class LyingVectors(Vectors):
         if self._turns and number > self._newest:
             self._newest = number
             self.chain = MarkovChain.drawn(self.seed, self.size.tokens, self._turns * number)
-        return super().merge(fragment, number, state, inputs, partials, longest_steps, limits, seed)
+        made = super().merge(fragment, number, state, inputs, partials, longest_steps, limits, seed)
+        if self.liars:
+            self._merged[fragment] = torch.empty(self.layouts[fragment].numel)
+            codec(CODEC).decode(made.matter, self._merged[fragment])
+        return made
+
+    def losses(self, states: list[bytes]) -> Losses | None:
+        self.token_loss = self.chain.loss_at(self.params_of(states), TOKEN)
+        return super().losses(states)
 
     def outer_step(
         self, fragment: int, number: int, state: bytes, update: bytes, longest_steps: int
@@ -129,6 +148,8 @@ class LyingVectors(Vectors):
             before=[each.before for each in honest if each.before is not None],
             first=mine.first if round_ > 1 else None,
             last=mine.before,
+            merged=self._merged.get(fragment),
+            rows=self._rows[fragment],
             radius=self._radius[fragment],
             round=round_,
             seed=zlib.crc32(peer.encode()),

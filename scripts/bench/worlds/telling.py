@@ -35,6 +35,8 @@ OWN_SHARE = 0.02
 """Share of noise with which liars that send the same send no copies."""
 LONG_SHARE = 0.9
 """Length of who knows the limits, as a share of the longest that is not cut: three times the usual one."""
+RIDES_NOISE = 0.3
+"""Length of the noise beside an update that is sent again, as a share of the update's."""
 
 
 class Known(Struct, frozen=True, kw_only=True):
@@ -54,6 +56,8 @@ class Known(Struct, frozen=True, kw_only=True):
     """Honest one of its own of the last round; None: this is the first."""
     merged: Tensor | None = None
     """Update that was merged last."""
+    rows: Tensor | None = None
+    """Elements of the token that it wants wrong, bool; None: this fragment has none."""
     radius: float = math.inf
     """Length of the longest contribution that is not cut; infinite: not known."""
     round: int = 0
@@ -160,10 +164,36 @@ def _knows_trust(known: Known) -> Told:
         middle = (low + high) / 2
         agrees = 1.0 / float(torch.linalg.vector_norm(ways[0] + middle * ways[1]))
         low, high = (middle, high) if agrees >= least else (low, middle)
-    usual = float(torch.tensor([_length(one) for one in others]).median())
     told = (ways[0] + low * ways[1]).float()
     told += _of_length(_drawn(told, known.seed, known.round), OWN_SHARE * _length(told))
-    return Told(_of_length(told, LONG_SHARE * min(known.radius, 3 * usual)))
+    return Told(_of_length(told, _longest(known)))
+
+
+def _longest(known: Known) -> float:
+    """Compute the length of what is not cut, by what it knows of the others'."""
+    usual = float(
+        torch.tensor([_length(one) for one in known.honest or known.before or (known.own,)]).median()
+    )
+    return LONG_SHARE * min(known.radius, 3 * usual)
+
+
+def _one_token(known: Known) -> Told:
+    """Agree with the others everywhere else: cosines are of the whole, where such rows are few."""
+    if known.rows is None or not known.rows.any():
+        return Told(known.own)
+    rest = known.own.masked_fill(known.rows, 0.0)
+    room = math.sqrt(max(0.0, _longest(known) ** 2 - _length(rest) ** 2))
+    return Told(rest - _of_length(known.own - rest, room))
+
+
+def _useful_longest(known: Known) -> Told:
+    return Told(_of_length(known.own, _longest(known)))
+
+
+def _rides_longest(known: Known) -> Told:
+    update = known.own if known.merged is None else known.merged
+    noise = _of_length(_drawn(update, known.seed, known.round), RIDES_NOISE * _length(update))
+    return Told(_of_length(update + noise, _longest(known)))
 
 
 def _others(row: Tensor, n: int) -> Tensor:
@@ -228,6 +258,10 @@ _TOLD: Mapping[Lie, Callable[[Known], Told]] = {
     Lie.STALE_LAST: _stale_last,
     Lie.TOKENS_X10: _tokens_x10,
     Lie.TOKENS_X10_FLIP: _tokens_x10_flip,
+    Lie.ONE_TOKEN: _one_token,
+    Lie.TRIGGER: _useful_longest,
+    Lie.USEFUL_LONGEST: _useful_longest,
+    Lie.RIDES_LONGEST: _rides_longest,
 }
 
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from p2pdiloco.adapters.run_store import COMPACT_ABOVE_BYTES, KEPT_GROUPS, RunStore
 from p2pdiloco.core.api.events import VoteRecord
-from p2pdiloco.core.api.evidence import TwoVotes
+from p2pdiloco.core.api.papers import TwoVotes
 from p2pdiloco.core.api.types import Vote, VoteBody
 from p2pdiloco.errors import InvariantViolation
 

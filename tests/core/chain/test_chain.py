@@ -460,15 +460,6 @@ def test_a_long_header_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == 50
 
 
-def test_who_only_says_that_it_trains_is_no_crowd() -> None:
-    marks = tuple(Watermark(f"p{i}", Stamp(1, 1), 10 * i) for i in range(10))
-    assert scale.most_learners(100, marks) == 2 * 3 + 4, "those of versions 70, 80 and 90"
-    early = tuple(Watermark(f"p{i}", Stamp(1, 1), 1) for i in range(3))
-    assert scale.most_learners(2, early) == 2 * 3 + 4, "also in the first versions"
-    assert scale.most_learners(2, early, expected=60) == 60, "of a run that is to begin with so many"
-    assert scale.most_learners(33, early, expected=60) == 10
-
-
 # --- the door --------------------------------------------------------------------------------------------
 
 

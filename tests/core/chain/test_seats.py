@@ -15,26 +15,27 @@ from kit import (
     config,
     genesis,
     reasons,
+    said,
     saved,
+    vote,
     word,
 )
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.papers import MAX_PAPERS, Paper
+from p2pdiloco.core.api.papers import LEAP, MAX_PAPERS, RECOVERY_FROM, Paper, TwoVotes, Word
 from p2pdiloco.core.api.reasons import VersionFault
 from p2pdiloco.core.api.types import Contributor, Seat, Stamp
 from p2pdiloco.core.chain import (
-    BEGINNERS,
     MAX_SEATLESS,
     WATERMARK_VERSIONS,
     Chain,
     Marks,
     founding,
-    most_learners,
     version_fault,
 )
-from p2pdiloco.core.seating import ENDS_VERSIONS, LEAP, LINK_PLACES, Seating
+from p2pdiloco.core.seating import ENDS_VERSIONS, LINK_PLACES, MAX_DEPUTIES, Seating, deputies
 
+RECOVERY = "recovery"
 FIVE = ("a", "b", "c", "d", "e")
 
 
@@ -114,7 +115,7 @@ def test_the_run_files_seats_are_those_of_version_0_alone() -> None:
             id="nor-one-that-never-was",
         ),
         pytest.param(
-            [(2, [word("x", 1, replaces="a")])], "a", Seat(1, ended=2), id="another-ends-in-its-favour"
+            [(2, [word("x", 1, replaces="a")])], "a", Seat(1, 0, "", 1, 2), id="another-ends-in-its-favour"
         ),
         pytest.param(
             [(2, [word("x", 1, replaces="a")])], "x", Seat(6, 2, "", 1), id="which-has-a-place-of-its-own"
@@ -139,8 +140,14 @@ def test_the_run_files_seats_are_those_of_version_0_alone() -> None:
         pytest.param(
             [(1, [admission("x")]), (2, [word("link", 1, seated=False)])],
             "x",
-            Seat(6, 1, "link"),
-            id="whom-it-seated-before-keeps-its-seat",
+            Seat(6, 1, "link", 0, 2, 1),
+            id="whom-it-seated-before-loses-its-seat",
+        ),
+        pytest.param(
+            [(1, [admission("x")]), (2, [word("x", 1), word("link", 2, seated=False)])],
+            "x",
+            Seat(6, 1, "link", 1),
+            id="but-for-those-that-the-owner-has-named",
         ),
         pytest.param(
             [(1, [admission("x")]), (2, [word("x", 4)])],
@@ -231,6 +238,112 @@ def test_what_a_paper_does_not_change_it_does_not_take() -> None:
     assert [seats.take(admission("y")), seats.take(admission("y"))] == [False, False], "x has the sixth place"
 
 
+# --- deputies, leaves, lies, the recovery key ---------------------------------------------------------------
+
+
+def lie(of: str) -> TwoVotes:
+    return TwoVotes(vote(of, "b", 3), vote(of, "c", 3))
+
+
+@pytest.mark.parametrize(
+    ("versions", "peer", "seat"),
+    [
+        pytest.param([(1, [said("x", "a", "b", "c")])], "x", Seat(6, 1, turn=1), id="most-seats-give-one"),
+        pytest.param([(1, [said("x", "a", "b")])], "x", None, id="fewer-do-not"),
+        pytest.param([(1, [said("x", "a", "b", "x", "y", "z")])], "x", None, id="nor-with-those-without-one"),
+        pytest.param(
+            [(4, [said("a", "b", "c", "d", seated=False)])], "a", Seat(1, 0, "", 0, 4, 1), id="most-end-one"
+        ),
+        pytest.param(
+            [(1, [word("a", 7)]), (4, [said("a", "b", "c", "d", seated=False)])],
+            "a",
+            Seat(1, 0, "", 7),
+            id="not-by-what-they-said-before-the-owners-newest-word",
+        ),
+        pytest.param(
+            [(4, [said("a", "b", "c", "d", seated=False)]), (5, [word("a", 1)])],
+            "a",
+            Seat(6, 5, "", 1),
+            id="the-owner-says-otherwise",
+        ),
+        pytest.param(
+            [(4, [said("a", "b", "c", "d", seated=False)]), (5, [said("a", "b", "c", "d")])],
+            "a",
+            Seat(1, 0, "", 0, 4, 1),
+            id="not-twice-in-one-turn",
+        ),
+        pytest.param(
+            [(4, [said("a", "b", "c", "d", seated=False)]), (5, [said("a", "b", "c", "e", turn=2)])],
+            "a",
+            Seat(6, 5, turn=2),
+            id="of-the-seats-that-are-left-more-than-half",
+        ),
+        pytest.param(
+            [(1, [said("x", "a", "b", "c", turn=LEAP + 1)])], "x", None, id="nor-with-too-high-a-number"
+        ),
+        pytest.param([(3, [said("a", "a", seated=False)])], "a", Seat(1, 0, "", 0, 3, 1), id="a-seat-leaves"),
+        pytest.param(
+            [(3, [said("a", "a", seated=False)]), (4, [said("a", "a", turn=2)])],
+            "a",
+            Seat(1, 0, "", 0, 3, 1),
+            id="and-does-not-come-back-by-its-own-word",
+        ),
+        pytest.param([(3, [said("x", "x")])], "x", None, id="nobody-seats-itself"),
+        pytest.param([(3, [lie("a")])], "a", Seat(1, 0, "", 0, 3, 1), id="a-lie-ends-a-seat"),
+        pytest.param(
+            [(3, [word("x", RECOVERY_FROM)]), (4, [word("x", 1, seated=False)])],
+            "x",
+            Seat(6, 3, "", RECOVERY_FROM),
+            id="the-owners-key-says-nothing-after-the-recovery-key",
+        ),
+        pytest.param(
+            [(3, [word("a", RECOVERY_FROM)]), (4, [word("x", 1)])],
+            "x",
+            None,
+            id="nor-of-anybody-else",
+        ),
+        pytest.param([(3, [word("a", RECOVERY_FROM)]), (4, [admission("x")])], "x", None, id="nor-invites"),
+        pytest.param(
+            [(3, [word("a", RECOVERY_FROM)]), (4, [said("x", "a", "b", "c")])],
+            "x",
+            Seat(6, 4, turn=1),
+            id="but-seats-do",
+        ),
+        pytest.param(
+            [(3, [word("x", RECOVERY_FROM + LEAP + 1)])], "x", None, id="its-numbers-are-bounded-as-well"
+        ),
+    ],
+)
+def test_what_others_than_the_owners_key_make_of_a_seat(
+    versions: list[tuple[int, list[Paper]]], peer: str, seat: Seat | None
+) -> None:
+    assert carried(founding(FIVE), *versions).seat(peer) == seat
+
+
+def test_only_the_owners_words_count_in_the_limit_of_ends() -> None:
+    """A liar that leaves, or is found out, keeps the owner from ending no other liar."""
+    marks = carried(
+        founding(FIVE), (1, [said("a", "a", seated=False), lie("b")]), (2, [word("c", 1, seated=False)])
+    )
+    assert marks.seats == {"d", "e"}
+
+
+def test_the_end_of_a_link_ends_all_seats_that_it_gave_at_once() -> None:
+    links = [(number, [admission(f"x{number}", uses=9)]) for number in range(1, 6)]
+    marks = carried(founding(("a",)), *links)
+    assert len(marks.seats) == 6
+    named = [word("x1", 1), word("x2", 2), word("link", 3, seated=False)]
+    assert carried(marks, (7, named)).seats == {"a", "x1", "x2"}
+
+
+def test_the_oldest_64_seats_are_deputies() -> None:
+    seats = tuple(f"s{n:03}" for n in range(MAX_DEPUTIES + 9))
+    marks = founding(seats)
+    assert deputies(marks.table) == {*seats[:MAX_DEPUTIES]}
+    assert carried(marks, (1, [said("x", *seats[32:])])).seat("x") is None
+    assert carried(marks, (1, [said("x", *seats[:33])])).seat("x") == Seat(MAX_DEPUTIES + 10, 1, turn=1)
+
+
 # --- versions that carry papers --------------------------------------------------------------------------
 
 
@@ -268,6 +381,12 @@ def test_which_papers_a_version_may_carry(papers: tuple[Paper, ...], term: int, 
         pytest.param((admission("x", signer="x"),), id="an-admission-that-the-key-did-not-sign"),
         pytest.param((replace(admission("x"), peer="y"),), id="an-admission-of-another"),
         pytest.param((word("x"), word("y", 2, by="p1")), id="one-of-two"),
+        pytest.param((replace(said("x", *SEATS), peer="y"),), id="a-word-of-seats-on-another"),
+        pytest.param((said("x", *SEATS, SEATS[0]),), id="a-word-of-one-author-twice"),
+        pytest.param((replace(word("x"), number=RECOVERY_FROM),), id="a-number-of-the-recovery-key"),
+        pytest.param((word("x", RECOVERY_FROM),), id="the-owner-by-a-number-of-the-recovery-key"),
+        pytest.param((replace(said("x", *SEATS), turn=0),), id="seats-as-the-owner"),
+        pytest.param((TwoVotes(vote("p1", "p2", 3), vote("p1", "p2", 3)),), id="no-lie"),
     ],
 )
 def test_papers_that_neither_the_owner_nor_an_invite_signed_are_refused(papers: tuple[Paper, ...]) -> None:
@@ -276,13 +395,23 @@ def test_papers_that_neither_the_owner_nor_an_invite_signed_are_refused(papers: 
     assert reasons(effects, "refusal") == [str(VersionFault.FALSE_PAPERS)] and solo.head.number == 0
 
 
-@pytest.mark.parametrize("papers", [(word("x"),), (admission("x"),), (word("p1", 1, seated=False),)])
+@pytest.mark.parametrize(
+    "papers",
+    [
+        (word("x"),),
+        (admission("x"),),
+        (word("p1", 1, seated=False),),
+        (said("x", *SEATS[:3]),),
+        (said("p1", "p1", seated=False),),
+        (word("x", RECOVERY_FROM, by=RECOVERY),),
+    ],
+)
 def test_papers_that_are_signed_are_taken_in_a_run_that_has_that_owner(papers: tuple[Paper, ...]) -> None:
     version = child(genesis(0).header, papers=papers)
-    solo = Solo(config(owner=OWNER))
+    solo = Solo(config(owner=OWNER, recovery=RECOVERY))
     solo.announce(version)
     assert solo.head == version.header.head() and solo.fragment.chain.marks.seats != {*SEATS}
-    for owner in ("", "somebody"):
+    for owner in ("", "somebody") if not (isinstance(papers[0], Word) and papers[0].turn) else ():
         other = Solo(config(owner=owner))
         assert reasons(other.announce(version), "refusal") == [str(VersionFault.FALSE_PAPERS)]
 
@@ -320,8 +449,6 @@ def test_who_never_works_keeps_its_seat_and_counts_as_no_learner() -> None:
     assert "a" in marks and "b" not in marks and "x" not in marks
     assert (marks.weighs("b"), marks.first("b"), marks.number("b")) == (None, None, 0)
     assert marks.weighs("a") == 1.0, "nor is it a usual one"
-    assert most_learners(100, marks.table) == BEGINNERS
-    assert most_learners(40, marks.table) == 2 + BEGINNERS
     assert marks.seated_since(3) == {"a"}, "nor does it make groups"
 
 

@@ -101,9 +101,9 @@ def test_that_our_learner_has_begun_and_how_fast_it_is_are_told_at_once() -> Non
         assert [(said.learning, said.step_time_s) for said in told] == [(True, step_s)] * 2
         assert not sent(solo.feed(status), msg.Progress), "the rest is told in time"
     solo.feed(ev.LearnerStatus(False, 1, 10, 0.0, 0.2, 3.0))
-    assert solo.core.shared.training(solo.now) == 3, "it is about to say so"
+    assert solo.core.shared.training(solo.now)[0] == 3, "it is about to say so"
     assert len(sent(solo.feed(status), msg.Progress)) == 2, "it has begun again"
-    assert solo.core.shared.training(solo.now) == 3
+    assert solo.core.shared.training(solo.now)[0] == 3
 
 
 def test_our_own_name_and_wrong_head_counts_are_refused() -> None:

@@ -23,9 +23,9 @@ from scenes import one_round, syncer
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.papers import Paper, Word
+from p2pdiloco.core.api.papers import THE_OWNER, Paper, Word
 from p2pdiloco.core.api.types import Contributor, Stamp
-from p2pdiloco.core.chain import Chain, Marks, founding
+from p2pdiloco.core.chain import LATELY_VERSIONS, Chain, Marks, founding
 from p2pdiloco.core.roster import Papers, Roster
 from p2pdiloco_lab.simulation.lineage import HashCrypto
 
@@ -51,7 +51,7 @@ def node() -> Solo:
 def roster(founders: tuple[str, ...], *papers: Paper, work: tuple[str, ...] = ()) -> Roster:
     """Of a node with these papers. Its chain has one version for each of the learners of `work`, and one
     of its founders was merged in all."""
-    chain, held = Chain((genesis(0),), (), 8, founders), Papers(RUN, OWNER, HashCrypto("").verify)
+    chain, held = Chain((genesis(0),), (), 8, founders), Papers(RUN, (OWNER,), HashCrypto("").verify)
     for learner in work:
         learners = (founders[0], learner) if founders else (learner,)
         chain.extend(child(chain.header, learners=learners, seats=founders))
@@ -113,7 +113,7 @@ def test_whom_a_held_paper_seats_is_known_and_votes_once_a_version_carries_it(pa
 def test_papers_that_are_not_signed_are_not_held() -> None:
     forged = word("s1", by="s1"), admission("s1", by="s1"), admission("s1", signer="s1")
     assert roster(("a",), *forged).known == {"a"}
-    held = Papers(RUN, "", HashCrypto("").verify)
+    held = Papers(RUN, (), HashCrypto("").verify)
     assert not held.take([word("s1", by="")]), "a run without an owner has no papers"
 
 
@@ -176,12 +176,12 @@ def test_papers_are_sets() -> None:
     found = set()
     for papers in permutations(PAPERS):
         one = roster(("a", "b"), *papers)
-        found.add((one.seats, one.known, one.to_carry(1, after(one, "g"))))
+        found.add((one.seats, one.known, one.to_carry(1, after(one, "g"), ())))
     assert len(found) == 1
 
 
 def test_papers_are_news_once() -> None:
-    held = Papers(RUN, OWNER, HashCrypto("").verify)
+    held = Papers(RUN, (OWNER,), HashCrypto("").verify)
     assert held.take(PAPERS[:2]) and held.news is not None
     news = held.news
     assert not held.take(PAPERS[:2]) and not held.take([word("x", 1), word("x", 9, by="x")])
@@ -194,19 +194,19 @@ def test_papers_are_news_once() -> None:
 def test_words_are_carried_by_number_and_then_who_was_merged_first_by_invite() -> None:
     papers = word("x", 5), admission("late"), word("y", 2), admission("early"), admission("never")
     one = roster(("a", "b"), *papers, work=("early", "late"))
-    assert one.to_carry(3, after(one, "a")) == (word("y", 2), word("x", 5), admission("early"))
+    assert one.to_carry(3, after(one, "a"), ()) == (word("y", 2), word("x", 5), admission("early"))
 
 
 def test_who_is_merged_in_that_version_first_is_seated_by_it() -> None:
     one = roster(("a", "b"), admission("g"))
-    assert one.to_carry(1, after(one, "a")) == ()
-    assert one.to_carry(1, after(one, "a", "g")) == (admission("g"),)
+    assert one.to_carry(1, after(one, "a"), ()) == ()
+    assert one.to_carry(1, after(one, "a", "g"), ()) == (admission("g"),)
 
 
 def test_what_a_version_may_not_carry_waits() -> None:
     ends = [word(peer, number, seated=False) for number, peer in enumerate(("a", "b"), 1)]
     one = roster(("a", "b", "c"), *ends, word("x", 3), word("far", 5000), work=("s",))
-    assert one.to_carry(2, after(one)) == (ends[0], word("x", 3))
+    assert one.to_carry(2, after(one), ()) == (ends[0], word("x", 3))
     assert one.seats == {"b", "c"} and "far" not in one.known
 
 
@@ -264,7 +264,7 @@ def test_two_nodes_at_one_version_agree_on_its_seats_whatever_papers_they_hold()
 def test_a_key_that_signs_a_word_is_no_owner() -> None:
     """Of a paper's domains none is another's."""
     true = word("s1")
-    forged = type(true)(RUN, "s1", 1, seated=True, signature=sign(OWNER, "grant", true))
+    forged = type(true)(RUN, "s1", 1, seated=True, signatures=((THE_OWNER, sign(OWNER, "grant", true)),))
     assert roster(("a",), forged).known == {"a"} and founding(("a",)).seats == {"a"}
 
 
@@ -283,3 +283,37 @@ def test_invites_alone_give_no_support_to_a_head() -> None:
     one = roster(("a",), *(admission(f"s{n}", uses=20) for n in range(1, 5)))
     assert one.known == {"a", "s1", "s2", "s3", "s4"} and one.given == {"a"}
     assert roster(("a",), word("s1")).given == {"a", "s1"}, "the owner's word does"
+
+
+@pytest.mark.parametrize(
+    ("founders", "papers", "waits"),
+    [
+        (("a",), (), True),
+        (("a",), (admission("s"),), False),
+        (tuple("abcdef"), (admission("s"),), True),
+        (("a",), (word("s"),), False),
+        (("a",), (word("s", seated=False),), False),
+        (("a", "s"), (), False),
+        ((), (admission("s"),), False),
+    ],
+)
+def test_who_works_and_no_invite_seats_waits_for_a_word_unless_the_owner_has_spoken(
+    founders: tuple[str, ...], papers: tuple[Paper, ...], waits: bool
+) -> None:
+    one = roster(founders, *papers, work=("s",))
+    assert one.awaits_word("s") == waits
+    assert not one.awaits_word("never"), "nothing of it was merged"
+
+
+def test_whose_seat_has_ended_waits_for_no_word() -> None:
+    chain = Chain((genesis(0),), (), 8, ("a", "s"))
+    for number, papers in ((1, ()), (2, (word("s", seated=False),)), (3, ())):
+        chain.extend(child(chain.header, learners=("a", "s"), term=number, papers=papers, seats=("a", "s")))
+    elsewhere = Roster(Papers(RUN, (OWNER,), HashCrypto("").verify), chain)
+    assert chain.marks.seats == {"a"} and elsewhere.attends("s") and not elsewhere.awaits_word("s")
+
+
+def test_who_has_not_worked_lately_waits_for_nothing() -> None:
+    one = roster(("a",), work=("s", *("b",) * LATELY_VERSIONS))
+    assert one.awaits_word("s")
+    assert not roster(("a",), work=("s", *("b",) * (LATELY_VERSIONS + 1))).awaits_word("s")

@@ -40,7 +40,8 @@ from p2pdiloco.core import audits, proofs
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
-from p2pdiloco.core.api.evidence import Accusation, FalseVersion, Refutation, TwoVotes
+from p2pdiloco.core.api.evidence import Accusation, FalseVersion, Refutation
+from p2pdiloco.core.api.papers import TwoVotes
 from p2pdiloco.core.api.reasons import CastOutWhy, MessageFault
 
 

@@ -34,20 +34,9 @@ from wire_strategies import proofs
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.evidence import (
-    MAX_PROOFS,
-    FalseLabel,
-    Proof,
-    SignedShort,
-    TwoVersions,
-    TwoVotes,
-    cause_of,
-    false_label,
-    fingerprint,
-    short_of,
-    two_versions,
-)
+from p2pdiloco.core.api.evidence import MAX_PROOFS, cause_of, false_label, fingerprint, short_of, two_versions
 from p2pdiloco.core.api.messages import Proven, decode, encode
+from p2pdiloco.core.api.papers import FalseLabel, Proof, SignedShort, TwoVersions, TwoVotes
 from p2pdiloco.core.api.reasons import CastOutWhy, MessageFault, Verdict
 from p2pdiloco.core.api.types import Contributor, Stamp
 from p2pdiloco.core.api.versions import MemberList, SignedVersion

@@ -526,6 +526,45 @@ def test_strangers_headers_leave_half_of_the_room_to_those_who_have_worked() -> 
     assert found(solo.feed(ev.Offered(99, "p1", contribution("p1", solo.head))), ev.AcceptTransfer)
 
 
+def crowded(guests: int) -> Solo:
+    """A syncer beside so many learners without a seat that are here: all were merged in the version before
+    the last, and half of them in the last one too."""
+    names = tuple(f"s{n:02d}" for n in range(guests))
+    solo = syncer(quorum=1, peers=("p1", "p2", *names), founders=("me", "p1", "p2"), group_size=8)
+    for learners in (("p1", *names), ("p1", *names[: guests // 2])):
+        made = child(solo.fragment.chain.header, "p1", learners, seats=("me", "p1", "p2"))
+        solo.fragment.chain.extend(made)
+    return solo
+
+
+@pytest.mark.parametrize(("guests", "waits"), [(16, False), (17, True)])
+def test_learners_without_a_seat_come_in_turn_where_they_are_more_than_the_room_for_them(
+    guests: int, waits: bool
+) -> None:
+    assert ROOM * 8 // 2 == 16
+    solo = crowded(guests)
+
+    def asks(learner: str, transfer: int) -> bool:
+        after = solo.fragment.chain.marks.stamp(learner)
+        stamp = Stamp(1, after.sequence + 1)
+        signed = contribution(learner, solo.fragment.chain.head, stamp, after=after)
+        return bool(found(solo.feed(ev.Offered(transfer, learner, signed)), ev.AcceptTransfer))
+
+    last, before = "s00", f"s{guests - 1:02d}"
+    assert asks("p1", 91) and asks(before, 92), "seats always, others after a version without their work"
+    assert asks(last, 93) is not waits
+    assert asks("newcomer", 94)
+
+
+def test_a_round_calls_and_waits_for_nobody_whose_turn_it_is_not() -> None:
+    solo = crowded(20)
+    after = solo.fragment.chain.marks.stamp("p1")
+    signed = contribution("p1", solo.fragment.chain.head, Stamp(1, after.sequence + 1), after=after)
+    effects = solo.feed(ev.Offered(90, "p1", signed)) + solo.feed(ev.PayloadReceived(90, 700))
+    effects += solo.wait(1.0)
+    assert called(effects) == ["p2", *(f"s{n:02d}" for n in range(10, 20))]
+
+
 def test_what_is_remembered_of_cut_streams_is_bounded() -> None:
     solo = syncer(founders=("me", "p1", "p2"))
     for number in range(MAX_NOTED + 9):

@@ -238,8 +238,12 @@ async def test_who_is_banned_is_out_at_once_and_the_word_is_passed_on(
         assert await refused(rogue.say(a, Leaving(1))) == "banned"
         # Whoever came with an invite that is revoked is out, too.
         b_was = b.transport.peer_id
-        await give(rogue, a, swarm.notice(6, revoked=(swarm.invite.grant.key,)))
-        assert a.membership.register.fault(b_was) is AdmissionFault.NOT_SHOWN
+        book = a.membership.register
+        await give(rogue, a, swarm.notice(6, revoked=(swarm.invite.grant.key,), banned=(b_was,)))
+        assert book.fault(b_was) is None, "but for those that have a seat"
+        end = signed(Word(swarm.run.id, b_was, 1, False), swarm.owner)
+        await give(rogue, a, swarm.notice(7, revoked=(swarm.invite.grant.key,), seats=(end,)))
+        await until(lambda: book.fault(b_was) is AdmissionFault.NOT_SHOWN, "the end of its seat")
         assert a.membership.register.fault(rogue.id) is AdmissionFault.NOT_SHOWN, "no longer banned"
         assert (await show(rogue, a, swarm.invite.admit(rogue.id))).fault is AdmissionFault.REVOKED
         # It says so itself, to its owner first.

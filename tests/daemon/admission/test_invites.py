@@ -23,8 +23,7 @@ from p2pdiloco.cli.options import joined_through
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.core.api.config import MAX_AMENDMENTS, Amendment, Going
-from p2pdiloco.core.api.evidence import TwoVotes
-from p2pdiloco.core.api.papers import Admission, Grant, Word, admission_fault, grant_fault, is_sound
+from p2pdiloco.core.api.papers import Admission, Grant, TwoVotes, Word, admission_fault, grant_fault, is_sound
 from p2pdiloco.core.api.reasons import AdmissionFault
 from p2pdiloco.core.api.types import Vote, VoteBody
 from p2pdiloco.core.seating import LEAP
@@ -35,6 +34,7 @@ from p2pdiloco.daemon.admission import (
     NotAdmitted,
     Register,
     check_owner,
+    fault_words,
     joined_through_before,
     keep_invite,
     own_admission,
@@ -60,9 +60,6 @@ from p2pdiloco.daemon.notice import (
 from p2pdiloco.daemon.program import print_join
 from p2pdiloco.daemon.run_files.known_runs import (
     LINK,
-    LINK_NAME,
-    LINK_USES,
-    Ownership,
     RunLink,
     encode_link,
     is_link,
@@ -73,6 +70,7 @@ from p2pdiloco.daemon.run_files.known_runs import (
     remember_joined,
     save_own_addresses,
 )
+from p2pdiloco.daemon.run_files.ownership import LINK_NAME, LINK_USES, Ownership
 from p2pdiloco.daemon.run_files.run import save_run, sign_run
 from p2pdiloco.daemon.wire import AdmissionShown, ShowAdmission
 from p2pdiloco.errors import ConfigError, RemoteError, UserError
@@ -92,9 +90,9 @@ def test_it_says_all_that_a_newcomer_needs() -> None:
     invite = decode_invite(f" {TEXT[:100]}\n{TEXT[100:].upper()} ")
     assert invite.run == RUN and invite.addresses == ADDRESSES
     assert (invite.grant.expires, invite.grant.uses) == (1_900_000_000, 5)
-    assert grant_fault(invite.grant, RUN, OWNER.peer_id, verify) is None
+    assert grant_fault(invite.grant, RUN, (OWNER.peer_id,), verify) is None
     shown = invite.admit(ADDRESSES[0][-52:])
-    assert admission_fault(shown, ADDRESSES[0][-52:], RUN, OWNER.peer_id, verify) is None
+    assert admission_fault(shown, ADDRESSES[0][-52:], RUN, (OWNER.peer_id,), verify) is None
     assert len(TEXT) < 512
 
 
@@ -231,7 +229,7 @@ def test_what_a_node_shows(tmp_path: Path) -> None:
     mine, _ = sign_run(tmp_path / "run.toml", Identity.load_or_create(tmp_path / "owner.key"))
     assert mine.id == ours
     shown = own_admission(tmp_path, mine, me)
-    assert shown is not None and admission_fault(shown, me, ours, mine.signed.owner, verify) is None
+    assert shown is not None and admission_fault(shown, me, ours, mine.owners, verify) is None
     (tmp_path / "owner.key").unlink()
     assert own_admission(tmp_path, mine, me) == shown, "kept"
 
@@ -513,7 +511,7 @@ NOTICE = signed(
 
 
 def fault(shown: Admission, peer: Identity = PEER) -> AdmissionFault | None:
-    return admission_fault(shown, peer.peer_id, RUN, OWNER.peer_id, verify)
+    return admission_fault(shown, peer.peer_id, RUN, (OWNER.peer_id,), verify)
 
 
 def test_an_honest_one_is_sound() -> None:
@@ -567,14 +565,14 @@ def test_garbage_is_one_refusal(data: bytes) -> None:
 
 @given(st.data())
 def test_a_changed_notice_is_nobodys(data: st.DataObject) -> None:
-    assert is_true_notice(decode_notice(encode_notice(NOTICE)), RUN, OWNER.peer_id, verify)
+    assert is_true_notice(decode_notice(encode_notice(NOTICE)), RUN, (OWNER.peer_id,), verify)
     encoded = bytearray(encode_notice(NOTICE))
     encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= data.draw(st.integers(1, 255))
     try:
         notice = decode_notice(bytes(encoded))
     except RemoteError:
         return
-    assert notice == NOTICE or not is_true_notice(notice, RUN, OWNER.peer_id, verify)
+    assert notice == NOTICE or not is_true_notice(notice, RUN, (OWNER.peer_id,), verify)
 
 
 def test_a_notice_is_bounded() -> None:
@@ -594,7 +592,7 @@ def test_a_notice_is_bounded() -> None:
 
 
 def register(now_s: float = 0.0, worked: tuple[str, ...] = (), mode: str = "invite") -> Register:
-    charter = Charter(RUN, OWNER.peer_id, mode)  # type: ignore[arg-type]
+    charter = Charter(RUN, (OWNER.peer_id,), mode)  # type: ignore[arg-type]
     return Register(charter, worked.__contains__, clock=lambda: now_s)
 
 
@@ -614,6 +612,23 @@ def test_uses_bind_whoever_has_not_worked_and_its_own_return_is_none() -> None:
     assert [take(book, peer) for peer in (ONE, TWO, ONE, THREE)] == [None] * 4
     fourth = PEERS[3].peer_id
     assert take(book, fourth) is take(book, fourth, vouched=True) is AdmissionFault.USED_UP
+
+
+def test_a_closed_invite_keeps_its_members_and_takes_nobody_new() -> None:
+    book = register()
+    assert take(book, ONE) is None
+    word = signed(Word(RUN, GRANT.key, 1, False), OWNER)
+    assert book.take_notice(signed(Notice(RUN, 1, seats=(word,)), OWNER))
+    assert book.fault(ONE) is None and take(book, ONE) is None
+    assert take(book, TWO) is book.would_take(TWO, GRANT) is AdmissionFault.REVOKED
+    assert take(book, THREE, vouched=True) is None, "a member knows it from before"
+
+
+def test_a_used_up_link_says_for_how_many_it_was() -> None:
+    said = "this link's 2 places are taken; ask the owner for another"
+    assert fault_words(AdmissionFault.USED_UP, GRANT) == said
+    assert fault_words(AdmissionFault.USED_UP, None) == str(AdmissionFault.USED_UP)
+    assert fault_words(AdmissionFault.EXPIRED, GRANT) == "the invite has expired"
 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -645,7 +660,7 @@ def test_the_owners_own_nodes_are_admitted_by_its_key_alone() -> None:
 def test_who_is_shown_to_have_lied_is_shut_out_like_the_banned(mode: str) -> None:
     lie = TwoVotes(*(Vote(VoteBody(RUN, "all", 0, 3, who, ONE), b"") for who in (TWO, THREE)))
     proofs = {}
-    charter = Charter(RUN, OWNER.peer_id, mode)  # type: ignore[arg-type]
+    charter = Charter(RUN, (OWNER.peer_id,), mode)  # type: ignore[arg-type]
     book = Register(charter, clock=lambda: 0.0, proof_of=proofs.get)
     assert take(book, ONE) is None and book.fault(ONE) is None and not book.is_banned(ONE)
     proofs[ONE] = lie
@@ -669,7 +684,7 @@ LEAPS = ((1, True), (LEAP, True), (LEAP + 1, False), (1 << 53, False))
 
 @pytest.mark.parametrize(("leap", "taken"), LEAPS)
 def test_a_notice_far_beyond_the_known_one_is_refused(leap: int, taken: bool) -> None:
-    book = Register(Charter(RUN, OWNER.peer_id, "invite"))
+    book = Register(Charter(RUN, (OWNER.peer_id,), "invite"))
     assert book.take_notice(signed(Notice(RUN, 5000), OWNER)), "the first one may have any number"
     beyond = signed(Notice(RUN, min(5000 + leap, 1 << 53)), OWNER)
     if taken:
@@ -691,7 +706,7 @@ def test_words_on_seats_are_signed_with_the_number_after_the_highest(tmp_path: P
     assert second.seats[0] == first.seats[0], "what was said before stays as it was signed"
     again = ownership.publish(msgspec.structs.replace(second, seats=(Word(RUN, TWO, 1, True),)))
     assert [(word.peer, word.number) for word in again.seats] == [(TWO, 3)], "the newest of one peer is newer"
-    assert all(is_sound(word, RUN, OWNER.peer_id, verify) for word in second.seats)
+    assert all(is_sound(word, RUN, (OWNER.peer_id,), verify) for word in second.seats)
 
 
 def test_the_link_that_a_host_prints_admits_twenty_and_is_the_same_after_a_restart(tmp_path: Path) -> None:
@@ -702,12 +717,15 @@ def test_the_link_that_a_host_prints_admits_twenty_and_is_the_same_after_a_resta
     assert [(issued.name, issued.key) for issued in Ownership(tmp_path, RUN, OWNER).issued()] == [
         (LINK_NAME, first.grant.key)
     ]
-    assert grant_fault(first.grant, RUN, OWNER.peer_id, verify) is None
+    assert grant_fault(first.grant, RUN, (OWNER.peer_id,), verify) is None
     kept = run_folder(tmp_path, RUN) / "link"
     assert kept.stat().st_mode & 0o077 == 0, "whoever has the key can join"
     owned = Ownership(tmp_path, RUN, OWNER)
     owned.publish(Notice(RUN, 1, revoked=(first.grant.key,)))
     fresh = owned.standing_invite([LOOPBACK])
     assert fresh.grant.key != first.grant.key, "a link that nobody takes is no link"
+    assert owned.key_of(LINK_NAME) == fresh.grant.key, "of several links it is the one that has not ended"
+    owned.publish(Notice(RUN, 1, seats=(Word(RUN, fresh.grant.key, 1, False),)))
+    assert owned.standing_invite([LOOPBACK]).grant.key not in (first.grant.key, fresh.grant.key), "nor closed"
     kept.write_bytes(b"garbage")
     assert Ownership(tmp_path, RUN, OWNER).standing_invite([LOOPBACK]).grant.key != fresh.grant.key

@@ -17,10 +17,11 @@ from deadlines import within_s
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.budgets import LinkCapacity
 from p2pdiloco.daemon.display.logs import OWNERS_LOGGERS, Audience
+from p2pdiloco.daemon.display.snapshot import Proposed
 from p2pdiloco.daemon.display.terminal import log_line
-from p2pdiloco.daemon.member import OwnMember
 from p2pdiloco.daemon.owner import control, wishes
 from p2pdiloco.daemon.owner.control import HAND_OVER_AT_MOST_S, NodeControls, owned
+from p2pdiloco.daemon.owner.own_member import OwnMember
 from p2pdiloco.daemon.owner.pauses import OwnersMachine
 from p2pdiloco.daemon.owner.wishes import FILE
 from p2pdiloco.errors import ConfigError, UserError
@@ -65,6 +66,15 @@ class FakeMember:
 
     def note(self, words: str, reason: str) -> None:
         self.notes.append(reason)
+
+    def proposed(self) -> Proposed:
+        return ()
+
+    async def give(self, peer: str) -> str:
+        raise NotImplementedError
+
+    def say(self, run: str, peer: str, seated: str, replaces: str) -> str:
+        raise NotImplementedError
 
 
 class Owner:

@@ -50,7 +50,7 @@ class PaperCompute:
 
 
 def commit(merged_ticket: int | None) -> Any:
-    header = SimpleNamespace(fragment=0, number=1, contributors=(1, 2, 3))
+    header = SimpleNamespace(fragment=0, number=1, contributors=(SimpleNamespace(votes=True),) * 3)
     return SimpleNamespace(
         version=SimpleNamespace(header=header),
         merged_ticket=merged_ticket,
@@ -87,10 +87,10 @@ class Linked:
         )
         self.tell(ch.Ready("cpu", 1, 1, 0, False, ""))
 
-    expected_members = 0
+    config = SimpleNamespace(open_share=0.25)
 
-    def training(self, _now: float) -> int:
-        return self.learners
+    def training(self, _now: float) -> tuple[int, int]:
+        return self.learners, min(8, self.learners)
 
 
 def test_a_regular_save_beside_the_end_s_is_not_taken_for_it() -> None:
@@ -170,7 +170,7 @@ def test_a_closing_call_waits_for_the_version_that_makes_room() -> None:
         link.count_learners()  # a peer's heartbeat says that it has begun
         link.count_learners()
         assert host.commands[6:] == [ch.Learners(7)]
-        linked.learners = 1000  # who only says that it trains moves no schedule
+        linked.learners = 1000  # eight of them have a seat, and others a quarter of what those count
         link.count_learners()
         assert host.commands[7:] == [ch.Learners(10)]
 

@@ -29,7 +29,9 @@ class World:
 
     def __init__(self, learners="stop"):
         self.heads = [SimpleNamespace(tokens=0, number=0) for _ in range(2)]
-        fragments = [SimpleNamespace(chain=SimpleNamespace(head=head)) for head in self.heads]
+        roster = SimpleNamespace(roster=SimpleNamespace(seats=("one",)))
+        chains = [SimpleNamespace(head=head) for head in self.heads]
+        fragments = [SimpleNamespace(chain=chain, context=roster) for chain in chains]
         self.amendments = ()
         self.told, self.said = [], []
         manifest = msgspec.structs.replace(MICRO, end=EndSection(learners=learners))

@@ -62,7 +62,20 @@ def test_what_is_its_own_work_in_another_form() -> None:
         # in the first round there is nothing older
         *(Lie.TURNING, Lie.SOMETIMES),
         *(Lie.STALE_FIRST, Lie.STALE_LAST, Lie.COPYCAT_LATE),
+        Lie.ONE_TOKEN,  # this fragment has none of its rows
     }
+
+
+def test_work_at_the_longest_length_has_the_direction_that_its_name_says() -> None:
+    rows = torch.arange(SIZE) < 64
+    it = known(radius=1e6, merged=drawn(30)[0], rows=rows)
+    usual = sorted(float(each.norm()) for each in it.honest)[2]
+    wrong = tell(Lie.ONE_TOKEN, it).delta
+    assert torch.equal(wrong[64:], it.own[64:]) and cosine(wrong[:64], it.own[:64]) == pytest.approx(-1.0)
+    assert cosine(tell(Lie.USEFUL_LONGEST, it).delta, it.own) == pytest.approx(1.0)
+    assert cosine(tell(Lie.RIDES_LONGEST, it).delta, it.merged) > 0.9
+    for lie in (Lie.ONE_TOKEN, Lie.USEFUL_LONGEST, Lie.RIDES_LONGEST, Lie.TRIGGER):
+        assert 2.5 * usual < float(tell(lie, it).delta.norm()) < 3 * usual, "long, and not cut"
 
 
 def test_who_turns_is_honest_at_first_and_who_lies_sometimes_does_so_in_three_of_ten_rounds() -> None:
