@@ -78,9 +78,9 @@ def invite(
 ) -> None:
     """Print an invite to a RUN of yours (its name or id). Anybody who has it can join, so keep it private."""
     if close:
-        from p2pdiloco.cli.owner_notice import close_invite
+        from p2pdiloco.cli.owner_notice import end_invite
 
-        close_invite(run, close, join, data_dir)
+        end_invite(run, close, join, data_dir, yes=False, leaves=True)
         return
     from p2pdiloco.daemon.display.snapshot import counted
     from p2pdiloco.daemon.notice import encode_invite
@@ -249,12 +249,9 @@ def unban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes
 def revoke(run: str, invite: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
     """Revoke an INVITE (itself, its key or --name): it lets nobody in, and whoever came with it is out, with
     the seats that it gave. `p2pdiloco invite RUN --close INVITE` lets them stay."""
-    from p2pdiloco.cli.owner_notice import InviteEnd, publish
-    from p2pdiloco.daemon.run_files.ownership import Ownership
+    from p2pdiloco.cli.owner_notice import end_invite
 
-    owned = Ownership.find(run, data_dir)
-    ended = InviteEnd.of(owned, invite, yes)
-    publish(run, join, data_dir, ended.make, ended.agree)
+    end_invite(run, invite, join, data_dir, yes=yes)
 
 
 @click.command(cls=SpacedLists, epilog=example("admit"))

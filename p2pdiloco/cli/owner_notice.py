@@ -252,10 +252,9 @@ def vouch_for(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
     publish(run, join, data_dir, lambda notice, _: msgspec.structs.replace(notice, vouch=versions))
 
 
-def close_invite(run: str, word: str, join: tuple[str, ...], data_dir: Path | None) -> None:
-    """Close an invite. Raises: UserError."""
-    owned = Ownership.find(run, data_dir)
-    ended = InviteEnd.of(owned, word, False, own_stands(owned, joined_through(join)[0]))
+def end_invite(run: str, word: str, join: tuple[str, ...], data_dir: Path | None, **how: bool) -> None:
+    """Close or revoke an invite (`InviteEnd.of`). Raises: UserError."""
+    ended = InviteEnd.of(Ownership.find(run, data_dir), word, **how)
     publish(run, join, data_dir, ended.make, ended.agree)
 
 
@@ -407,38 +406,30 @@ class InviteEnd(Struct, frozen=True):
     key: str
     name: str
     yes: bool
-    stay: tuple[wire.SeatLine, ...] | None = None
-    """Seats that came by it and stay, of one that is closed; None: it is revoked."""
+    leaves: bool = False
+    """True: whoever came by it stays, with the seats that it gave."""
 
     @classmethod
-    def of(cls, owned: Ownership, word: str, yes: bool, stands: wire.Stands | None = None) -> InviteEnd:
-        """Find the invite that a word means. `stands`: who has a seat, if it is to be closed. Raises:
-        UserError."""
+    def of(cls, owned: Ownership, word: str, yes: bool, leaves: bool = False) -> InviteEnd:
+        """Find the invite that a word means. Raises: UserError."""
         key = owned.key_of(word)
-        stay = tuple(line for line in stands.seats if line.seat.key == key) if stands is not None else None
-        return cls(key, owned.names.get(key, ""), yes, stay)
+        return cls(key, owned.names.get(key, ""), yes, leaves)
 
     async def agree(self, _notice: Notice, _reached: ReachedPeers) -> None:
         """Show what is meant, and ask whoever sits at a terminal. Raises: UserError (it is not to be)."""
         called = f"called {clean(self.name)}" if self.name else "without a name"
         verb, does = "revoke", "everybody who came with it is put out, and their seats end"
-        if self.stay is not None:
+        if self.leaves:
             verb, does = "close", "nobody new comes by it, and its members stay"
         click.echo(f"{verb} the invite {self.key}, {called}: {does}", err=True)
-        for line in self.stay or ():
-            click.echo(f"{line.peer} {clean(line.name)} keeps its seat", err=True)
         if not self.yes and at_terminal():
             await _consent(f"{verb} it?")
 
     def make(self, notice: Notice, _reached: ReachedPeers) -> Notice:
-        """Make the changed notice. The word on the key ends its seats that no word before it has named.
-        Raises: UserError."""
-        named = {word.peer for word in notice.seats}
-        for line in self.stay or ():
-            if line.peer not in named:
-                notice = with_word(notice, line.peer, True)
-        notice = with_word(notice, self.key, False)
-        return notice if self.stay is not None else with_entry(notice, "revoked", self.key)
+        """Make the changed notice. Raises: UserError."""
+        if self.leaves:
+            return with_word(notice, self.key, False, self.key)
+        return with_entry(with_word(notice, self.key, False), "revoked", self.key)
 
 
 async def _consent(question: str) -> None:
@@ -589,9 +580,13 @@ async def _give(
                 continue
             if is_true_notice(theirs, owned.run, owned.owners, verify):
                 newest, sequence = theirs, theirs.sequence
+        highest = 0
+        for peer in set(peers_of(_own_addresses(owned))).intersection(reached.peers):
+            stands = await ask(transport, peer, wire.StandsQuery(owned.run), wire.Stands)
+            highest = max([highest, *(line.seat.word for line in stands.seats)] if stands else [highest])
         if agree is not None:
             await agree(newest, reached)
-        notice = owned.publish(change(newest, reached), sequence)
+        notice = owned.publish(change(newest, reached), sequence, highest)
         answers = [await ask(transport, peer, GiveNotice(notice), NoticeAnswer) for peer in reached.peers]
         return notice, sum(answer is not None for answer in answers)
 

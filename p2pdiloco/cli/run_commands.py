@@ -198,16 +198,7 @@ def new(
     if missing := _missing_package(manifest):
         words = f"note: this run's data need {missing} on every node, and it is not installed here"
         click.echo(f"{words}; {install_hint('vision')}", err=True)
-    click.echo(
-        f"wrote {out}: {_size(manifest)}. Next, on a machine that others can reach:\n"
-        f"  p2pdiloco bootstrap --run {out}\nand on the first node of the run:\n"
-        f"  p2pdiloco node --genesis LINK-PRINTED-BY-BOOTSTRAP"
-        f"{' --data PATH' if manifest.data.is_each_nodes_own else ''}{_list_words(manifest)}\n"
-        f"seats at the start: {', '.join(manifest.admission.seats)}; the first one is this machine's node\n"
-        f"keep {recovery} elsewhere: it takes the run back from a thief of owner.key"
-        f"{OPEN_WORDS.format(manifest.weight.open_share) if manifest.admission.mode == 'open' else ''}",
-        err=True,
-    )
+    click.echo(_next_words(manifest, out, recovery), err=True)
 
 
 def _checked_peer(word: str) -> str:
@@ -216,6 +207,18 @@ def _checked_peer(word: str) -> str:
     if public_of(word) is None:
         raise UserError(f'--seat "{word}" is not the id of a peer', "a node prints its own when it starts")
     return word
+
+
+def _next_words(manifest: Manifest, out: Path, recovery: Path) -> str:
+    return (
+        f"wrote {out}: {_size(manifest)}. Next, on a machine that others can reach:\n"
+        f"  p2pdiloco bootstrap --run {out}\nand on the first node of the run:\n"
+        f"  p2pdiloco node --genesis LINK-PRINTED-BY-BOOTSTRAP"
+        f"{' --data PATH' if manifest.data.is_each_nodes_own else ''}{_list_words(manifest)}\n"
+        f"seats at the start: {', '.join(manifest.admission.seats)}; the first one is this machine's node\n"
+        f"keep {recovery} elsewhere: it takes the run back from a thief of owner.key"
+        f"{OPEN_WORDS.format(manifest.weight.open_share) if manifest.admission.mode == 'open' else ''}"
+    )
 
 
 def _peer_of(path: Path) -> str:

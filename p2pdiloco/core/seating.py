@@ -25,6 +25,8 @@ LINK_PLACES = 6
 holds an invite for several can use all of it alone."""
 ENDS_SHARE, ENDS_VERSIONS = 5, 64
 """Limit of ends by the owner's words: one seat of so many, and one at least, in that many versions."""
+MAX_SEATS = 8192
+"""Entries of a table that have a seat, had one, or end an invite: they are never forgotten."""
 TURNS = 4
 """Limit by which the turn of a word of seats is above the last one: fragments may differ by some, and whoever
 says more is heard no further."""
@@ -43,9 +45,9 @@ class Seating:
         """`number`: the version that carries the papers; `table`: its parent's."""
         self._number = number
         self._seats = {mark.learner: mark.seat for mark in table if mark.seat}
-        since = max(0, number - ENDS_VERSIONS)
-        ended = sum(seat.ended > since and not seat.turn for seat in self._seats.values() if seat.place)
-        self._may_end = max(1, len(self.standing) // ENDS_SHARE) - ended
+        old = [seat for seat in self._seats.values() if seat.place and is_old(seat, seat.ended or number)]
+        ended = sum(seat.ended > max(0, number - ENDS_VERSIONS) and not seat.turn for seat in old)
+        self._may_end = max(1, sum(map(stands, old)) // ENDS_SHARE) - ended
         self._highest = max((seat.word for seat in self._seats.values()), default=0)
         self._places = max((seat.place for seat in self._seats.values()), default=0)
         self._deputies = deputies(table)
@@ -85,9 +87,12 @@ class Seating:
 
     def _hear(self, word: Word) -> bool:
         seat = self._seats.get(word.peer, NO_SEAT)
+        if word.peer not in self._seats and len(self._seats) >= MAX_SEATS:
+            return False
         losing = word.replaces if word.seated else word.peer
         lost = self._seats.get(losing, NO_SEAT)
-        if not (self._may_seats(word, seat) if word.turn else self._may_owner(word, seat, stands(lost))):
+        ends = stands(lost) and is_old(lost, self._number)
+        if not (self._may_seats(word, seat) if word.turn else self._may_owner(word, seat, ends)):
             return False
         if stands(lost):
             order = (lost.word, lost.turn + 1) if word.turn else (word.number, 0)
@@ -96,7 +101,7 @@ class Seating:
             self._give(word.peer)
         seat = self._seats.get(word.peer) or Seat(0, ended=self._number)
         self._set(word.peer, replace(seat, word=word.number, turn=word.turn))
-        if not word.seated:
+        if not word.seated and word.replaces != word.peer:
             self._end_invited(word.peer)
         return True
 
@@ -137,6 +142,12 @@ class Seating:
             mark = marks.get(peer) or Watermark(peer, NEVER, 0, 0, 0)
             marks[peer] = replace(mark, seat=self._seats[peer])
         return tuple(mark for _, mark in sorted(marks.items()))
+
+
+def is_old(seat: Seat, number: int) -> bool:
+    """Tell whether ends of this seat, by that version, are limited. Of younger ones they are not: a thief's
+    own seats would raise the limit, and nobody could end them soon."""
+    return not seat.since or seat.since + ENDS_VERSIONS <= number
 
 
 def stands(seat: Seat) -> bool:

@@ -37,7 +37,7 @@ from p2pdiloco.core.api.papers import (
     Grant,
     admission_fault,
     grant_fault,
-    leaps,
+    is_timely,
     paper_bytes,
 )
 from p2pdiloco.core.api.reasons import AdmissionFault, Unheard
@@ -157,7 +157,7 @@ class Membership:
         self.register = Register(charter, worked, settled, proof_of=proof_of, has_seat=has_seat)
         notice = load_notice(self._folder, run.id, charter.owners)
         if notice is not None:
-            self.register.take_notice(notice)
+            self.register.hold(notice)
         for shown in self._load():
             self.register.take(shown.peer, shown, vouched=True)
         ours = own_admission(data_dir, run, transport.peer_id)
@@ -414,21 +414,26 @@ class Register:
 
         Numbers end: a thief of the owner's key would else say the last one, and the owner nothing any more.
 
-        Raises: RemoteError ("notice-signature", "notice-leap").
+        Raises: RemoteError ("notice-leap", "notice-signature", "notice-change").
         """
         if notice.sequence <= self.sequence:
             return False
-        if self.notice is not None and leaps(notice.sequence, self.sequence):
-            raise RemoteError("notice-leap", f"number {notice.sequence} after {self.sequence}")
-        if self.notice is not None and not may_follow(notice, self.notice):
-            raise RemoteError("notice-rate", "it changes the learning rate by more than it may")
+        numbers = notice.sequence, *(word.number for word in notice.seats)
+        if not all(is_timely(number, self._clock()) for number in numbers):
+            raise RemoteError("notice-leap", f"number {notice.sequence}")
         if not is_true_notice(notice, self.charter.run, self.charter.owners, verify):
             raise RemoteError("notice-signature", "not made by this run's owner")
+        if self.notice is not None and not may_follow(notice, self.notice):
+            raise RemoteError("notice-change", "it changes the learning rate by more than it may")
+        self.hold(notice)
+        return True
+
+    def hold(self, notice: Notice) -> None:
+        """Go by a notice that was taken, in this life or before."""
         self.notice = notice
         self._banned, self._listed = frozenset(notice.banned), frozenset(notice.members)
         self._revoked = frozenset(notice.revoked).difference(self.charter.owners)
         self._closed_keys = frozenset(word.peer for word in notice.seats if not word.seated)
-        return True
 
     def newest(self, most: int, without: Iterable[str] = ()) -> tuple[Admission, ...]:
         """List the newest admissions, for another member to know."""

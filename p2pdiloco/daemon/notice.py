@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 MAX_LISTED = 1024
 """Entries of each list of a notice."""
-MAX_NOTICE_BYTES = 128 * 1024
+MAX_NOTICE_BYTES = 240 * 1024
 MAX_ADMISSION_BYTES = 1024
 
 

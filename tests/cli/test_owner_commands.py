@@ -154,27 +154,26 @@ def own(folder: Path) -> Ownership:
     return Ownership(folder, "ab" * 32, Identity.from_seed(bytes(32)))
 
 
-def test_a_closed_invite_leaves_its_seats_by_a_word_on_each_before_its_end(tmp_path: Path) -> None:
+def test_a_closed_invite_leaves_its_seats(tmp_path: Path) -> None:
     owned = own(tmp_path)
     before = owned.publish(with_word(Notice(owned.run, 1), BEN, True))
-    closed = InviteEnd.of(owned, KEY, True, STANDS).make(before, ReachedPeers())
+    closed = InviteEnd.of(owned, KEY, True, leaves=True).make(before, ReachedPeers())
     made = owned.publish(closed, before.sequence)
-    said = [(word.peer, word.number, word.seated) for word in made.seats]
-    assert said == [(BEN, 1, True), (OLD, 2, True), (KEY, 3, False)], "the key's end is the newest"
-    assert not made.revoked
+    said = [(word.peer, word.number, word.seated, word.replaces) for word in made.seats]
+    assert said == [(BEN, 1, True, ""), (KEY, 2, False, KEY)] and not made.revoked
 
 
 def test_a_revoked_invite_ends_alone(tmp_path: Path) -> None:
     owned = own(tmp_path)
     made = InviteEnd.of(owned, KEY, True).make(Notice(owned.run, 1), ReachedPeers())
-    assert made.revoked == (KEY,) and [(w.peer, w.seated) for w in made.seats] == [(KEY, False)]
+    assert made.revoked == (KEY,) and [(w.peer, w.replaces) for w in made.seats] == [(KEY, "")]
 
 
 async def test_ending_an_invite_says_whom_it_concerns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for stands, said in ((None, "their seats end"), (STANDS, f"{OLD} ben keeps its seat")):
-        await InviteEnd.of(own(tmp_path), KEY, True, stands).agree(Notice("ab" * 32, 1), ReachedPeers())
+    for leaves, said in ((False, "their seats end"), (True, "its members stay")):
+        await InviteEnd.of(own(tmp_path), KEY, True, leaves).agree(Notice("ab" * 32, 1), ReachedPeers())
         assert said in capsys.readouterr().err
 
 

@@ -41,9 +41,9 @@ MAX_WAY = 20
 Number = Annotated[int, Meta(ge=1, le=1 << 53)]
 RECOVERY_FROM = 1 << 52
 """Number from which on notices and words are signed with the owner's recovery key, and no others any more."""
-LEAP = 1024
-"""Limit by which the number of a notice, or of a word, is above the highest before it: numbers end, and a
-thief of the owner's key would else say the last one."""
+LEAP = 1 << 32
+"""Limit by which the number of a word is above the highest of a table: more than notices have in centuries,
+and so little that a thief of the owner's key does not come to the last number."""
 THE_OWNER = ""
 """Author of a word that is the owner's: the key that its number says signed it (`owner_of`)."""
 
@@ -81,7 +81,8 @@ class Word(Wire, frozen=True, tag="word"):
     seated: bool
     """False: the seat ends."""
     replaces: Annotated[str, Meta(max_length=80)] = ""
-    """Peer whose seat ends with this one's beginning; empty: nobody's."""
+    """Peer whose seat ends with this one's beginning; empty: nobody's. Of an invite's end, its key: the seats
+    that it gave stay."""
     turn: Count = 0
     """Number among the words of seats since the owner's newest; 0: it is the owner's."""
     signatures: Annotated[
@@ -205,8 +206,19 @@ def paper_bytes(paper: Wire) -> bytes:
     return signed_bytes(type(paper).__name__.lower(), unsigned)
 
 
+NUMBERS_FROM_S, NUMBERS_PER_H = 1767225600, 1024
+"""Unix time from which on the numbers of notices and of their words grow by so many an hour at most. What
+members have heard is no measure: whoever was away would never hear the owner again."""
+
+
+def is_timely(number: int, now_s: float) -> bool:
+    """Tell whether a notice, or a word in it, can have this number at that Unix time: numbers end, and a
+    thief of the owner's key would else say the last one."""
+    return number % RECOVERY_FROM <= NUMBERS_PER_H * max(1.0, (now_s - NUMBERS_FROM_S) / 3600)
+
+
 def leaps(number: int, highest: int) -> bool:
-    """Tell whether a number of the owner's is too far above the highest before it."""
+    """Tell whether a word's number is too far above the highest of a table."""
     return number > LEAP + max(highest, RECOVERY_FROM if number >= RECOVERY_FROM else 0)
 
 

@@ -92,7 +92,8 @@ class OwnMember:
         async with membership.one_at_a_time:
             if peer not in [seat.peer for seat in self.proposed()]:
                 raise UserError("that peer waits for no seat now", "p2pdiloco seat gives one to any peer")
-            notice = await asyncio.to_thread(self._sign, peer, membership.register.notice)
+            highest = max((line.seat.word for line in self._member.report.stands().seats), default=0)
+            notice = await asyncio.to_thread(self._sign, peer, membership.register.notice, highest)
             membership.gate.answer(self._member.peer.identity.peer_id, GiveNotice(notice))
             if membership.register.notice != notice:
                 raise UserError("the run's owner has said something else meanwhile", "try again")
@@ -118,9 +119,9 @@ class OwnMember:
             f"`p2pdiloco seat {run} {peer}{'' if seated else ' --end'}` at each"
         )
 
-    def _sign(self, peer: str, known: Notice | None) -> Notice:
+    def _sign(self, peer: str, known: Notice | None, highest: int) -> Notice:
         """Sign the word, after the newest notice: of this node, or of the folder that has the key."""
         owned = self._owned()
         notices = [notice for notice in (known, owned.notice) if notice] or [Notice(owned.run, 0)]
         newest = max(notices, key=lambda notice: notice.sequence)
-        return owned.publish(with_word(newest, peer, True), newest.sequence)
+        return owned.publish(with_word(newest, peer, True), newest.sequence, highest)

@@ -183,9 +183,10 @@ class Ownership:
         """Newest notice that this folder knows; None: there is none yet."""
         return load_notice(self._folder, self.run, self.owners)
 
-    def publish(self, notice: Notice, newest: int = 0) -> Notice:
+    def publish(self, notice: Notice, newest: int = 0, highest: int = 0) -> Notice:
         """Sign a notice as the one after the newest, and keep it; words of it that are not signed yet get, in
-        their order, the numbers after the highest of all words. `newest`: a sequence that members know. Words
+        their order, the numbers after the highest of all words. `newest`: a sequence that members know;
+        `highest`: a number of a word that a table has (an older notice may have hidden it). Words
         of a key that says nothing any more are left out.
 
         Raises: UserError (too large; the other key has spoken), StorageError.
@@ -199,7 +200,7 @@ class Ownership:
                 "put the recovery key in the place of owner.key",
             )
         said = (*notice.seats, *(before.seats if before is not None else ()))
-        numbers = count(1 + max([floor, *(word.number for word in said if word.signatures)]))
+        numbers = count(1 + max([floor, highest, *(word.number for word in said if word.signatures)]))
         words = tuple(
             word if word.signatures else signed(msgspec.structs.replace(word, number=next(numbers)), self.key)
             for word in notice.seats

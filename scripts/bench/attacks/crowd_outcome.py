@@ -133,7 +133,7 @@ def seen_of(
         loss=statistics.fmean(told) if told else None,
         excluded=honest_excluded(logs, []),
         ended=sum(not node.alive for node in nodes),
-        forged=forged_heads(logs, own),
+        forged=forged_heads(logs, own, after.at_s),
         weight_share=0.0,
         seats_share=0.0,
     )

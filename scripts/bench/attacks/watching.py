@@ -103,14 +103,16 @@ def trained(lines: Sequence[Line]) -> int:
     return max((line.tokens_total for line in of_kind(lines, "progress")), default=0)
 
 
-def forged_heads(logs: Mapping[str, Sequence[Line]], own: Sequence[Line]) -> list[str]:
-    """List heads that honest nodes took and neither an honest node nor, in `own`, an admitted one made."""
+def forged_heads(logs: Mapping[str, Sequence[Line]], own: Sequence[Line], until_s: float) -> list[str]:
+    """List heads that honest nodes took and neither an honest node nor, in `own`, an admitted one made.
+    `until_s`: of heads taken later the makers' lines may be missing, as logs are read one after the other."""
     made = {
         (line.fragment, line.number, line.digest)
         for line in [*(line for lines in logs.values() for line in lines), *own]
         if line.is_made()
     }
-    held = [line for lines in logs.values() for line in lines if line.is_head() and line.number > 0]
+    taken = (line for lines in logs.values() for line in lines if line.is_head() and line.mono <= until_s)
+    held = [line for line in taken if line.number > 0]
     return sorted({f"{x.fragment}/{x.number}" for x in held if (x.fragment, x.number, x.digest) not in made})
 
 
@@ -181,7 +183,7 @@ def seen(
         run_tokens=max(map(run_tokens, nodes)),
         trained=sum(map(trained, [*logs.values(), own])),
         newcomer=joined,
-        forged=forged_heads(logs, own),
+        forged=forged_heads(logs, own, after.at_s),
         offices=offices,
         liars=len(liars),
         excluded_after=excluded_after(logs, [node.peer for node in liars], before.at_s) if liars else None,

@@ -336,6 +336,30 @@ def test_the_end_of_a_link_ends_all_seats_that_it_gave_at_once() -> None:
     assert carried(marks, (7, named)).seats == {"a", "x1", "x2"}
 
 
+def test_a_link_that_is_closed_leaves_its_seats_and_gives_no_more() -> None:
+    links = [(number, [admission(f"x{number}", uses=9)]) for number in range(1, 4)]
+    marks = carried(founding(("a",)), *links, (7, [word("link", 1, seated=False, replaces="link")]))
+    assert carried(marks, (8, [admission("x4", uses=9)])).seats == {"a", "x1", "x2", "x3"}
+
+
+def test_seats_that_a_thief_began_raise_no_limit_and_end_at_once() -> None:
+    seats = tuple(f"s{n}" for n in range(10))
+    begun = [word(f"x{n}", n) for n in range(1, 41)]
+    ends = [word(peer, 41 + n, seated=False) for n, peer in enumerate(seats)]
+    marks = carried(founding(seats), (1, begun), (2, ends))
+    assert len(marks.seats.intersection(seats)) == 8
+    recovered = [word(f"x{n}", RECOVERY_FROM + n, seated=False) for n in range(1, 41)]
+    assert len(carried(marks, (3, recovered)).seats) == 8
+
+
+def test_a_table_has_room_for_so_many_seats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its state would be too large to copy."""
+    monkeypatch.setattr("p2pdiloco.core.seating.MAX_SEATS", 6)
+    marks = carried(founding(FIVE), (1, [word("x", 1), word("y", 2), word("z", 3, seated=False)]))
+    assert marks.seats == {*FIVE, "x"} and len(marks.table) == 6
+    assert carried(marks, (2, [word("x", 4, seated=False)])).seats == {*FIVE}
+
+
 def test_the_oldest_64_seats_are_deputies() -> None:
     seats = tuple(f"s{n:03}" for n in range(MAX_DEPUTIES + 9))
     marks = founding(seats)

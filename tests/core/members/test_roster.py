@@ -23,7 +23,7 @@ from scenes import one_round, syncer
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.papers import THE_OWNER, Paper, Word
+from p2pdiloco.core.api.papers import LEAP, THE_OWNER, Paper, Word
 from p2pdiloco.core.api.types import Contributor, Stamp
 from p2pdiloco.core.chain import LATELY_VERSIONS, Chain, Marks, founding
 from p2pdiloco.core.roster import Papers, Roster
@@ -128,7 +128,7 @@ def test_held_ends_count_within_the_limits_of_a_version() -> None:
     ends = [word(peer, number, seated=False) for number, peer in enumerate(seats, 1)]
     assert roster(seats, *ends).seats == {*seats[2:]}
     assert roster(("a", "b"), word("a", 1, seated=False), word("c", 2, replaces="b")).seats == {"b"}
-    assert roster(("a",), word("x", 5000)).known == {"a"}, "nor is a number taken that is too high"
+    assert roster(("a",), word("x", LEAP + 1)).known == {"a"}, "nor is a number taken that is too high"
 
 
 def test_where_no_seat_is_here_those_decide_whom_the_owner_named() -> None:
@@ -205,7 +205,7 @@ def test_who_is_merged_in_that_version_first_is_seated_by_it() -> None:
 
 def test_what_a_version_may_not_carry_waits() -> None:
     ends = [word(peer, number, seated=False) for number, peer in enumerate(("a", "b"), 1)]
-    one = roster(("a", "b", "c"), *ends, word("x", 3), word("far", 5000), work=("s",))
+    one = roster(("a", "b", "c"), *ends, word("x", 3), word("far", LEAP + 4), work=("s",))
     assert one.to_carry(2, after(one), ()) == (ends[0], word("x", 3))
     assert one.seats == {"b", "c"} and "far" not in one.known
 

@@ -23,10 +23,20 @@ from p2pdiloco.cli.options import joined_through
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.core.api.config import MAX_AMENDMENTS, Amendment, Going
-from p2pdiloco.core.api.papers import Admission, Grant, TwoVotes, Word, admission_fault, grant_fault, is_sound
+from p2pdiloco.core.api.papers import (
+    NUMBERS_FROM_S,
+    NUMBERS_PER_H,
+    RECOVERY_FROM,
+    Admission,
+    Grant,
+    TwoVotes,
+    Word,
+    admission_fault,
+    grant_fault,
+    is_sound,
+)
 from p2pdiloco.core.api.reasons import AdmissionFault
 from p2pdiloco.core.api.types import Vote, VoteBody
-from p2pdiloco.core.seating import LEAP
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission import (
     Charter,
@@ -55,6 +65,8 @@ from p2pdiloco.daemon.notice import (
     encode_notice,
     grant,
     is_true_notice,
+    may_follow,
+    save_notice,
     signed,
 )
 from p2pdiloco.daemon.program import print_join
@@ -577,9 +589,11 @@ def test_a_changed_notice_is_nobodys(data: st.DataObject) -> None:
 
 def test_a_notice_is_bounded() -> None:
     ids = tuple(Identity.from_seed(n.to_bytes(32, "big")).peer_id for n in range(1024))
-    assert len(encode_notice(signed(Notice(RUN, 1, ids, ids), OWNER))) < MAX_NOTICE_BYTES
+    words = tuple(signed(Word(RUN, peer, 1 << 51, False), OWNER) for peer in ids)
+    for lists in ({"banned": ids, "revoked": ids}, {"seats": words}):
+        assert len(encode_notice(signed(Notice(RUN, 1, **lists), OWNER))) < MAX_NOTICE_BYTES  # type: ignore[arg-type]
     with pytest.raises(UserError):
-        encode_notice(signed(Notice(RUN, 1, ids, ids, ids), OWNER))
+        encode_notice(signed(Notice(RUN, 1, ids, ids, ids, seats=words), OWNER))
     with pytest.raises(RemoteError):
         decode_notice(msgspec.msgpack.encode(Notice(RUN, 1, (*ids, OWNER.peer_id))))
     with pytest.raises(RemoteError):
@@ -678,21 +692,60 @@ def test_who_is_shown_to_have_lied_is_shut_out_like_the_banned(mode: str) -> Non
     assert isinstance(other, AdmissionShown) and other.proof is None
 
 
-LEAPS = ((1, True), (LEAP, True), (LEAP + 1, False), (1 << 53, False))
-"""Numbers by which a notice is beyond the known one, and whether it is taken."""
+@pytest.mark.parametrize(
+    ("hours", "number", "taken"),
+    [
+        pytest.param(10, 10 * NUMBERS_PER_H, True, id="all-that-there-can-be"),
+        pytest.param(10, 10 * NUMBERS_PER_H + 1, False, id="one-more"),
+        pytest.param(11, 10 * NUMBERS_PER_H + 1, True, id="an-hour-later"),
+        pytest.param(10, RECOVERY_FROM - 1, False, id="the-last-one"),
+        pytest.param(-10, 5, True, id="a-clock-far-behind"),
+    ],
+)
+def test_a_notices_number_is_bounded_by_the_time_of_day(hours: int, number: int, taken: bool) -> None:
+    """So neither whoever slept, nor a newcomer, is kept from the owner's next ones."""
+    book = Register(Charter(RUN, (OWNER.peer_id,), "invite"), clock=lambda: NUMBERS_FROM_S + 3600.0 * hours)
+    book.hold(signed(Notice(RUN, 1), OWNER))  # what was saved is gone by, whatever the clock says
+    assert book.take_notice(signed(Notice(RUN, 2), OWNER))
+    word = signed(Word(RUN, ONE, number, True), OWNER)
+    for said in (Notice(RUN, 3, seats=(word,)), Notice(RUN, number, seats=(word,))):
+        if taken:
+            assert book.take_notice(signed(said, OWNER))
+            continue
+        with pytest.raises(RemoteError, match="notice-leap"):
+            book.take_notice(signed(said, OWNER))
+        assert book.sequence == 2
 
 
-@pytest.mark.parametrize(("leap", "taken"), LEAPS)
-def test_a_notice_far_beyond_the_known_one_is_refused(leap: int, taken: bool) -> None:
-    book = Register(Charter(RUN, (OWNER.peer_id,), "invite"))
-    assert book.take_notice(signed(Notice(RUN, 5000), OWNER)), "the first one may have any number"
-    beyond = signed(Notice(RUN, min(5000 + leap, 1 << 53)), OWNER)
-    if taken:
-        assert book.take_notice(beyond)
-        return
-    with pytest.raises(RemoteError, match="notice-leap"):
-        book.take_notice(beyond)
-    assert book.sequence == 5000
+def test_a_notice_changes_the_rate_by_four_at_most() -> None:
+    rates = (Amendment(1, 0, rate_factor=2.0),)
+    before = Notice(RUN, 5, amendments=rates)
+    for factor, number, may in ((8.0, 6, True), (8.1, 6, False), (8.1, 7, True), (0.4, 6, False)):
+        made = (*rates, Amendment(2, 9, rate_factor=factor))
+        after = Notice(RUN, number, amendments=made)
+        assert may_follow(after, before) is may
+
+
+def test_the_recovery_key_ends_the_power_of_the_owners(tmp_path: Path) -> None:
+    owners = OWNER.peer_id, KEY.peer_id
+    book = Register(Charter(RUN, owners, "invite"))
+    thief = Ownership(tmp_path / "thief", RUN, OWNER, owners)
+    owner = Ownership(tmp_path / "owner", RUN, KEY, owners)
+    stolen = thief.publish(Notice(RUN, 1, seats=(Word(RUN, ONE, 1, True),), banned=(TWO,)))
+    assert book.take_notice(stolen) and book.fault(TWO) is AdmissionFault.BANNED
+    words = *stolen.seats, Word(RUN, ONE, 1, False)
+    said = owner.publish(msgspec.structs.replace(stolen, seats=words, banned=()))
+    assert (said.sequence, [word.number for word in said.seats]) == (RECOVERY_FROM, [RECOVERY_FROM])
+    assert book.take_notice(said) and book.fault(TWO) is AdmissionFault.NOT_SHOWN
+    assert not book.take_notice(signed(Notice(RUN, stolen.sequence + 1), OWNER))
+    with pytest.raises(RemoteError, match="notice-signature"):
+        book.take_notice(signed(Notice(RUN, RECOVERY_FROM + 1), OWNER))
+    save_notice(thief._folder, said)
+    with pytest.raises(UserError, match="the owner's key signs nothing any more"):
+        thief.publish(said)
+    shown = grant(RUN, THREE, 0, 9, OWNER)
+    assert book.would_take(THREE, shown) is AdmissionFault.GRANT_SIGNATURE, "nor does an invite of its count"
+    assert book.would_take(THREE, grant(RUN, THREE, 0, 9, KEY)) is None
 
 
 def test_words_on_seats_are_signed_with_the_number_after_the_highest(tmp_path: Path) -> None:
@@ -707,6 +760,8 @@ def test_words_on_seats_are_signed_with_the_number_after_the_highest(tmp_path: P
     again = ownership.publish(msgspec.structs.replace(second, seats=(Word(RUN, TWO, 1, True),)))
     assert [(word.peer, word.number) for word in again.seats] == [(TWO, 3)], "the newest of one peer is newer"
     assert all(is_sound(word, RUN, (OWNER.peer_id,), verify) for word in second.seats)
+    hidden = ownership.publish(Notice(RUN, 1, seats=(Word(RUN, ONE, 1, False),)), highest=900)
+    assert hidden.seats[0].number == 901, "nor does a word that a table alone has stand above it"
 
 
 def test_the_link_that_a_host_prints_admits_twenty_and_is_the_same_after_a_restart(tmp_path: Path) -> None:
