@@ -580,13 +580,13 @@ async def _give(
                 continue
             if is_true_notice(theirs, owned.run, owned.owners, verify):
                 newest, sequence = theirs, theirs.sequence
-        highest = 0
+        known: dict[str, int] = {}
         for peer in set(peers_of(_own_addresses(owned))).intersection(reached.peers):
             stands = await ask(transport, peer, wire.StandsQuery(owned.run), wire.Stands)
-            highest = max([highest, *(line.seat.word for line in stands.seats)] if stands else [highest])
+            known |= {line.peer: line.seat.word for line in stands.seats} if stands else {}
         if agree is not None:
             await agree(newest, reached)
-        notice = owned.publish(change(newest, reached), sequence, highest)
+        notice = owned.publish(change(newest, reached), sequence, known)
         answers = [await ask(transport, peer, GiveNotice(notice), NoticeAnswer) for peer in reached.peers]
         return notice, sum(answer is not None for answer in answers)
 

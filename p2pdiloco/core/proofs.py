@@ -18,7 +18,7 @@ from p2pdiloco.core.api.reasons import MessageFault
 from p2pdiloco.core.audit_state import STATEMENTS
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.fragment import Fragment
-from p2pdiloco.core.seating import NO_SEAT
+from p2pdiloco.core.seating import NO_SEAT, stands
 from p2pdiloco.util import BoundedDict
 
 TOLD_AT_ONCE = 16
@@ -86,13 +86,19 @@ class Gossip:
     def say(self, event: SayWord, now: float) -> bool:
         """Say what our person wants said of a seat, in the words of whoever said the same before."""
         shared = self._shared
-        said, kind = shared.papers.said, (event.seated, event.replaces)
         seats = [fragment.chain.marks.seat(event.peer) or NO_SEAT for fragment in self._fragments]
-        number, turn = max((seat.word, seat.turn) for seat in seats)
+        orders = [(seat.word, seat.turn) for seat in seats if stands(seat) != event.seated]
+        if not orders:
+            return False
+        said, kind, (number, turn) = shared.papers.said, (event.seated, event.replaces), max(orders)
+        same = [w for (_, peer), w in said.items() if peer == event.peer and (w.seated, w.replaces) == kind]
+        alike = Counter(replace(w, signatures=()) for w in same if w.number == number)
         if before := said.get((shared.me, event.peer)):
             turn = max(turn, before.turn)
-        same = [w for (_, peer), w in said.items() if peer == event.peer and (w.seated, w.replaces) == kind]
-        alike = Counter(replace(w, signatures=()) for w in same if w.turn > turn)
+            ours = alike.pop(replace(before, signatures=()), 0)
+            alike = Counter({word: many for word, many in alike.items() if word.turn > turn and many > ours})
+            if ours and not alike:
+                return False
         new = Word(shared.config.run, event.peer, number, event.seated, event.replaces, turn + 1)
         word = max(alike, key=lambda each: (alike[each], -each.turn), default=new)
         signed = replace(word, signatures=((shared.me, shared.crypto.sign(paper_bytes(word))),))

@@ -25,8 +25,9 @@ LINK_PLACES = 6
 holds an invite for several can use all of it alone."""
 ENDS_SHARE, ENDS_VERSIONS = 5, 64
 """Limit of ends by the owner's words: one seat of so many, and one at least, in that many versions."""
-MAX_SEATS = 8192
-"""Entries of a table that have a seat, had one, or end an invite: they are never forgotten."""
+MAX_SEATS = 4096
+"""Entries of a table that have a seat, had one, or end an invite: they are never forgotten. The recovery key
+has room for as many more."""
 TURNS = 4
 """Limit by which the turn of a word of seats is above the last one: fragments may differ by some, and whoever
 says more is heard no further."""
@@ -87,7 +88,8 @@ class Seating:
 
     def _hear(self, word: Word) -> bool:
         seat = self._seats.get(word.peer, NO_SEAT)
-        if word.peer not in self._seats and len(self._seats) >= MAX_SEATS:
+        room = MAX_SEATS * (2 if word.number >= RECOVERY_FROM else 1)
+        if word.peer not in self._seats and len(self._seats) >= room:
             return False
         losing = word.replaces if word.seated else word.peer
         lost = self._seats.get(losing, NO_SEAT)
@@ -128,8 +130,10 @@ class Seating:
         return (most or leaves) and is_next(word, seat)
 
     def _give(self, peer: str, key: str = "") -> None:
+        """A peer that had a seat is as old as that: else its end, once it is given again, would be free."""
+        before = self._seats.get(peer, NO_SEAT)
         self._places += 1
-        self._set(peer, Seat(self._places, self._number, key))
+        self._set(peer, Seat(self._places, before.since if before.place else self._number, key))
 
     def _set(self, peer: str, seat: Seat) -> None:
         self._seats[peer] = seat

@@ -441,6 +441,9 @@ class Register:
         return tuple(left[-most:])
 
 
+NOBODY, NEWS, NEWS_S = "", 16.0, 56.0
+"""Newer notices that are taken at once from whoever gives them, and time in which as many are again, at the
+pace of their numbers."""
 QUERIES, QUERIES_S = 32.0, 60.0
 """Queries with something to check that a peer has answered at once, if it is not admitted, and time in which
 it may have as many again."""
@@ -466,6 +469,7 @@ class Gate:
         self._changed = changed
         self._checks = Budget(Enough.ADMISSIONS, QUERIES, QUERIES_S, now)
         self._notices = Budget(Enough.LISTINGS, LISTING_BYTES, LISTING_S, now)
+        self._news = Budget(Enough.LISTINGS, NEWS, NEWS_S, now)
         self._readers: BoundedDict[str, ShowPass] = BoundedDict(MAX_PEERS)
 
     def check_not_banned(self, peer: str) -> None:
@@ -511,7 +515,10 @@ class Gate:
             case NoticeQuery():
                 return self._notice(sender, query.above)
             case GiveNotice():
+                if self._register.sequence < query.notice.sequence < RECOVERY_FROM:
+                    self._news.check(NOBODY)  # of all together: a thief of the owner's key has many ids
                 if self._register.take_notice(query.notice):
+                    self._news.take(NOBODY, 1.0)
                     self._changed(Change.NOTICE)
                 return self._notice(sender, query.notice.sequence)
 

@@ -72,7 +72,7 @@ class Seat(Wire, frozen=True):
     """Place among all that the chain ever had, from 1; 0: it never had one, and what ended is kept so that no
     older paper begins it."""
     since: Count = 0
-    """Version whose table has it first."""
+    """Version whose table had a seat of this peer first."""
     key: Annotated[str, Meta(max_length=80)] = ""
     """Key of the invite by which it came; empty: the owner's word, or the run file."""
     word: Count = 0

@@ -258,7 +258,7 @@ class NodeControls:
     def say(self, word: dict[str, str]) -> str:
         if self._member is None:
             raise UserError("this node is in no run now", "try again when it trains")
-        return self._member.say(**word)
+        return self._member.say(*(word.get(name, "") for name in ("run", "peer", "seated", "replaces")))
 
     def state(self) -> ControlState:
         member = self._member

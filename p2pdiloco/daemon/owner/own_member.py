@@ -16,7 +16,8 @@ from p2pdiloco.daemon.notice import Notice, with_word
 from p2pdiloco.daemon.run_files.known_runs import usual_folders
 from p2pdiloco.daemon.run_files.ownership import Ownership
 from p2pdiloco.daemon.wire import GiveNotice
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import UserError, clean
+from p2pdiloco.identity import public_of
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.util import loop_s
@@ -92,8 +93,7 @@ class OwnMember:
         async with membership.one_at_a_time:
             if peer not in [seat.peer for seat in self.proposed()]:
                 raise UserError("that peer waits for no seat now", "p2pdiloco seat gives one to any peer")
-            highest = max((line.seat.word for line in self._member.report.stands().seats), default=0)
-            notice = await asyncio.to_thread(self._sign, peer, membership.register.notice, highest)
+            notice = await asyncio.to_thread(self._sign, peer, membership.register.notice)
             membership.gate.answer(self._member.peer.identity.peer_id, GiveNotice(notice))
             if membership.register.notice != notice:
                 raise UserError("the run's owner has said something else meanwhile", "try again")
@@ -106,6 +106,10 @@ class OwnMember:
         member, me = self._member, self._member.peer.identity.peer_id
         if not (member.run.id.startswith(run) or run == member.run.name):
             raise UserError(f"this node is in run {member.run.title}", "name that one")
+        marks = [part.context.chain.marks for part in member.core.fragments]
+        if public_of(peer) is None or all((peer in each.seats) == bool(seated) for each in marks):
+            has = "a" if seated else "no"
+            raise UserError(f"{clean(peer)} has {has} seat already, or is no peer's id", "give the whole id")
         deputies = {peer for part in member.core.fragments for peer in part.context.roster.deputies}
         leaves = peer == me and not seated
         if me not in deputies and not leaves:
@@ -119,9 +123,9 @@ class OwnMember:
             f"`p2pdiloco seat {run} {peer}{'' if seated else ' --end'}` at each"
         )
 
-    def _sign(self, peer: str, known: Notice | None, highest: int) -> Notice:
+    def _sign(self, peer: str, known: Notice | None) -> Notice:
         """Sign the word, after the newest notice: of this node, or of the folder that has the key."""
         owned = self._owned()
         notices = [notice for notice in (known, owned.notice) if notice] or [Notice(owned.run, 0)]
         newest = max(notices, key=lambda notice: notice.sequence)
-        return owned.publish(with_word(newest, peer, True), newest.sequence, highest)
+        return owned.publish(with_word(newest, peer, True), newest.sequence)

@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from msgspec import Struct
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.config.manifest import manifest_from_canonical
-from p2pdiloco.core.api.papers import RECOVERY_FROM, owner_of
+from p2pdiloco.core.api.papers import RECOVERY_FROM, is_timely, owner_of
 from p2pdiloco.daemon.notice import (
     Invite,
     Notice,
@@ -183,10 +184,11 @@ class Ownership:
         """Newest notice that this folder knows; None: there is none yet."""
         return load_notice(self._folder, self.run, self.owners)
 
-    def publish(self, notice: Notice, newest: int = 0, highest: int = 0) -> Notice:
+    def publish(self, notice: Notice, newest: int = 0, known: Mapping[str, int] = {}) -> Notice:
         """Sign a notice as the one after the newest, and keep it; words of it that are not signed yet get, in
         their order, the numbers after the highest of all words. `newest`: a sequence that members know;
-        `highest`: a number of a word that a table has (an older notice may have hidden it). Words
+        `known`: numbers of the words
+        that a table has on peers (an older notice may have hidden one). Words
         of a key that says nothing any more are left out.
 
         Raises: UserError (too large; the other key has spoken), StorageError.
@@ -200,12 +202,18 @@ class Ownership:
                 "put the recovery key in the place of owner.key",
             )
         said = (*notice.seats, *(before.seats if before is not None else ()))
-        numbers = count(1 + max([floor, highest, *(word.number for word in said if word.signatures)]))
-        words = tuple(
-            word if word.signatures else signed(msgspec.structs.replace(word, number=next(numbers)), self.key)
-            for word in notice.seats
-            if word.number > floor or not word.signatures
-        )
-        made = signed(msgspec.structs.replace(notice, sequence=sequence, seats=words), self.key)
+        numbers = count(1 + max([floor, *(word.number for word in said if word.signatures)]))
+        words = [word for word in notice.seats if word.signatures and word.number > floor]
+        for word in notice.seats:
+            if word.signatures:
+                continue
+            number = max(next(numbers), known.get(word.peer, 0) + 1)
+            if not is_timely(number, time.time()):
+                raise UserError(
+                    f"the run has a word on {word.peer} of a number that no notice can have",
+                    "the recovery key can say another, and so can more than half of the seats",
+                )
+            words.append(signed(msgspec.structs.replace(word, number=number), self.key))
+        made = signed(msgspec.structs.replace(notice, sequence=sequence, seats=tuple(words)), self.key)
         save_notice(self._folder, made)
         return made

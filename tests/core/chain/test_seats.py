@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 import pytest
 from kit import (
@@ -99,7 +100,7 @@ def test_the_run_files_seats_are_those_of_version_0_alone() -> None:
         pytest.param(
             [(3, [word("a", 1, seated=False)]), (4, [word("a", 2)])],
             "a",
-            Seat(6, 4, "", 2),
+            Seat(6, 0, "", 2),
             id="a-newer-word-begins-it-again-at-another-place",
         ),
         pytest.param(
@@ -263,7 +264,7 @@ def lie(of: str) -> TwoVotes:
         pytest.param(
             [(4, [said("a", "b", "c", "d", seated=False)]), (5, [word("a", 1)])],
             "a",
-            Seat(6, 5, "", 1),
+            Seat(6, 0, "", 1),
             id="the-owner-says-otherwise",
         ),
         pytest.param(
@@ -275,7 +276,7 @@ def lie(of: str) -> TwoVotes:
         pytest.param(
             [(4, [said("a", "b", "c", "d", seated=False)]), (5, [said("a", "b", "c", "e", turn=2)])],
             "a",
-            Seat(6, 5, turn=2),
+            Seat(6, 0, turn=2),
             id="of-the-seats-that-are-left-more-than-half",
         ),
         pytest.param(
@@ -352,12 +353,24 @@ def test_seats_that_a_thief_began_raise_no_limit_and_end_at_once() -> None:
     assert len(carried(marks, (3, recovered)).seats) == 8
 
 
+def test_a_seat_that_is_given_again_is_as_old_as_it_was() -> None:
+    """Else a thief would make all of them young, one after the other, and end them."""
+    seats = tuple(f"s{n}" for n in range(5))
+    marks, number = founding(seats), count(1)
+    for version in range(1, 40, 2):
+        ends = [word(peer, next(number), seated=False) for peer in seats]
+        again = [word(peer, next(number)) for peer in seats]
+        marks = carried(marks, (version, ends), (version + 1, again))
+        assert len(marks.seats) >= 4
+
+
 def test_a_table_has_room_for_so_many_seats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its state would be too large to copy."""
     monkeypatch.setattr("p2pdiloco.core.seating.MAX_SEATS", 6)
     marks = carried(founding(FIVE), (1, [word("x", 1), word("y", 2), word("z", 3, seated=False)]))
     assert marks.seats == {*FIVE, "x"} and len(marks.table) == 6
     assert carried(marks, (2, [word("x", 4, seated=False)])).seats == {*FIVE}
+    assert "y" in carried(marks, (2, [word("y", RECOVERY_FROM)])).seats, "the recovery key has more"
 
 
 def test_the_oldest_64_seats_are_deputies() -> None:

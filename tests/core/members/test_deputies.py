@@ -134,6 +134,20 @@ def test_a_liars_word_keeps_no_others_from_counting(liars: Word) -> None:
     assert "p4" not in solo.fragment.context.roster.seats
 
 
+@pytest.mark.parametrize("order", ["abac", "aabbc", "aaaabc", "abcabc"])
+def test_who_says_it_twice_splits_no_majority(order: str) -> None:
+    seats = ("a", "b", "c", "d", "e")
+    swarm = Swarm(config(owner=OWNER, seats=seats))
+    for peer in seats:
+        swarm.join(peer, genesis=peer == "a")
+    swarm.run(5.0)
+    for peer in order:
+        swarm.post(peer, ev.SayWord("e", seated=False))
+        swarm.run(1.0)
+    rosters = [member.core.fragments[0].context.roster.seats for member in swarm.members.values()]
+    assert not any("e" in roster for roster in rosters)
+
+
 def test_a_liar_is_passed_on_a_few_times_only() -> None:
     solo = node()
     heard = [tells(solo, said("p4", "p1", seated=False, turn=turn)) for turn in range(1, 20)]

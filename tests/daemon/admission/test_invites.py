@@ -39,6 +39,7 @@ from p2pdiloco.core.api.reasons import AdmissionFault
 from p2pdiloco.core.api.types import Vote, VoteBody
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission import (
+    NEWS,
     Charter,
     Gate,
     NotAdmitted,
@@ -84,7 +85,7 @@ from p2pdiloco.daemon.run_files.known_runs import (
 )
 from p2pdiloco.daemon.run_files.ownership import LINK_NAME, LINK_USES, Ownership
 from p2pdiloco.daemon.run_files.run import save_run, sign_run
-from p2pdiloco.daemon.wire import AdmissionShown, ShowAdmission
+from p2pdiloco.daemon.wire import AdmissionShown, GiveNotice, ShowAdmission
 from p2pdiloco.errors import ConfigError, RemoteError, UserError
 from p2pdiloco.identity import Identity, verify
 from p2pdiloco.tasks.registry import render_toml
@@ -717,6 +718,20 @@ def test_a_notices_number_is_bounded_by_the_time_of_day(hours: int, number: int,
         assert book.sequence == 2
 
 
+def test_newer_notices_are_taken_at_a_pace_but_for_the_recovery_keys() -> None:
+    """Each costs the signatures of all its words, and is given to all members."""
+    gate = Gate(Register(Charter(RUN, (OWNER.peer_id, KEY.peer_id), "invite")), None, lambda _what: None)
+    for number in range(1, int(NEWS) + 1):
+        with pytest.raises(RemoteError, match="notice-signature"):
+            gate.answer(f"p{number}", GiveNotice(signed(Notice(RUN, number), KEY)))
+        gate.answer(f"p{number}", GiveNotice(signed(Notice(RUN, number), OWNER)))
+    with pytest.raises(RemoteError, match="enough-listings"):
+        for number in range(int(NEWS) + 1, 3 * int(NEWS)):
+            gate.answer(f"p{number}", GiveNotice(signed(Notice(RUN, number), OWNER)))
+    gate.answer(TWO, GiveNotice(signed(Notice(RUN, RECOVERY_FROM), KEY)))
+    assert gate._register.sequence == RECOVERY_FROM
+
+
 def test_a_notice_changes_the_rate_by_four_at_most() -> None:
     rates = (Amendment(1, 0, rate_factor=2.0),)
     before = Notice(RUN, 5, amendments=rates)
@@ -760,8 +775,10 @@ def test_words_on_seats_are_signed_with_the_number_after_the_highest(tmp_path: P
     again = ownership.publish(msgspec.structs.replace(second, seats=(Word(RUN, TWO, 1, True),)))
     assert [(word.peer, word.number) for word in again.seats] == [(TWO, 3)], "the newest of one peer is newer"
     assert all(is_sound(word, RUN, (OWNER.peer_id,), verify) for word in second.seats)
-    hidden = ownership.publish(Notice(RUN, 1, seats=(Word(RUN, ONE, 1, False),)), highest=900)
+    hidden = ownership.publish(Notice(RUN, 1, seats=(Word(RUN, ONE, 1, False),)), known={ONE: 900, TWO: 5000})
     assert hidden.seats[0].number == 901, "nor does a word that a table alone has stand above it"
+    with pytest.raises(UserError, match="of a number that no notice can have"):
+        ownership.publish(Notice(RUN, 1, seats=(Word(RUN, ONE, 1, False),)), known={ONE: 1 << 32})
 
 
 def test_the_link_that_a_host_prints_admits_twenty_and_is_the_same_after_a_restart(tmp_path: Path) -> None:
