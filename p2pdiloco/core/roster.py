@@ -149,11 +149,12 @@ class Roster:
         return marks.seats & ahead.standing, ahead.standing - marks.seats
 
     def _newer(self, marks: Marks) -> list[Word]:
-        """List the words that the table does not know yet, in the order of their numbers."""
+        """List the words that the table does not know yet: those of seats, which a thief of the owner's key
+        cannot outnumber, then the owner's, in the order of their numbers."""
         words = [word for word in self._papers.joint() if _may_follow(word, marks)]
         if any(word.number >= RECOVERY_FROM for word in words):  # a thief's words come before it by number
             words = [word for word in words if word.turn or word.number >= RECOVERY_FROM]
-        return sorted(words, key=lambda word: (word.order, word.peer))
+        return sorted(words, key=lambda word: (not word.turn, word.order, word.peer))
 
     def awaits(self, word: Word) -> bool:
         """Tell whether a word of a seat may change the table: its author is a deputy, or gives its own seat

@@ -308,9 +308,13 @@ class Register:
             shown for peer, shown in self._by_peer.items() if self._is_in(peer) and not self._in_doubt(peer)
         ]
 
+    def _keeps_seat(self, peer: str) -> bool:
+        """Tell whether a peer has a seat by a chain that others confirm: version 0 has all that began."""
+        return self._settled() and self._has_seat(peer)
+
     def _is_in(self, peer: str) -> bool:
         shown = self._by_peer.get(peer)
-        return shown is not None and (shown.grant.key not in self._revoked or self._has_seat(peer))
+        return shown is not None and (shown.grant.key not in self._revoked or self._keeps_seat(peer))
 
     def _in_doubt(self, peer: str) -> bool:
         return peer in self._provisional and not self._worked(peer)
@@ -323,7 +327,7 @@ class Register:
         """Say why a peer is not admitted; None: it is."""
         if self.proof_of(peer) is not None:
             return AdmissionFault.EXCLUDED
-        if peer in self._banned and not self._has_seat(peer):
+        if peer in self._banned and not self._keeps_seat(peer):
             return AdmissionFault.BANNED
         if self.charter.mode == "open":
             return None

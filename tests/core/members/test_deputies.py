@@ -104,6 +104,15 @@ def test_the_recovery_key_speaks_before_the_words_of_a_thief() -> None:
     assert roster.known == {*SEATS} - {"p4"}
 
 
+def test_words_of_seats_are_carried_before_those_of_a_thief() -> None:
+    solo = node()
+    solo.feed(ev.Guided(papers=tuple(word(f"x{number}", number) for number in range(1, 99))))
+    for author in ("p1", "p2", "p3"):
+        tells(solo, said("p4", author, seated=False))
+    carried = solo.fragment.context.roster.to_carry(2, solo.fragment.chain.marks, ())
+    assert isinstance(carried[0], Word) and carried[0].peer == "p4"
+
+
 def test_a_person_says_what_other_persons_said() -> None:
     """So more than half need no number from each other."""
     solo = node()
