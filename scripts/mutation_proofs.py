@@ -15,6 +15,7 @@ from p2pdiloco.core.context import FalseStates
 from p2pdiloco.core.follower import ShownVersions
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.proofs import Gossip
+from p2pdiloco.core.roster import Roster
 from p2pdiloco.core.voting import SeenVotes
 
 
@@ -32,6 +33,8 @@ def two_votes_are_not_compared(patch: Patch) -> None:
 def who_finds_a_proof_tells_nobody(patch: Patch) -> None:
     patch.set(proofs, "audience", lambda shared, now: [])
     patch.set(Gossip, "heard", lambda self, sender, message, now: None)
+    carry = Roster.to_carry
+    patch.set(Roster, "to_carry", lambda self, number, after, proofs: carry(self, number, after, ()))
 
 
 @mutation("liars", 6, 1, "stuck", first_seed=57)

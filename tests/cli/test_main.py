@@ -220,9 +220,13 @@ def test_run_new_then_check(
     assert cli_main.run(["run", "new", "shakespeare", "--preset", "small"]) == 0
     assert capfd.readouterr().out == "run.toml\n"
     me = own_peer(NodeSettings().data_dir.expanduser())
+    key = Path("run.recovery.key")
+    recovery = Identity.load_or_create(key).peer_id
+    assert key.stat().st_mode & 0o777 == 0o600
 
     def seated(manifest: Manifest) -> Manifest:
-        return with_seats(structs.replace(manifest, admission=AdmissionSection(mode="invite")), [me])
+        section = AdmissionSection(mode="invite", recovery=recovery)
+        return with_seats(structs.replace(manifest, admission=section), [me])
 
     assert load_manifest(Path("run.toml")) == seated(for_run("small", "shakespeare"))
     assert cli_main.run(["run", "check", "run.toml"]) == 0

@@ -223,6 +223,10 @@ class Swarm:
         model to begin with. `seats`: names of nodes that have one, which need not have started yet."""
         path = self.folder / f"{name}-{len(list(self.folder.glob('*.toml')))}.toml"
         said = path.with_suffix(".said")
+        key = path.with_suffix(".recovery.key")
+        for before in sorted(self.folder.glob(f"{name}-*.recovery.key"))[:1]:
+            key.write_bytes(before.read_bytes())  # it is part of the run's id
+            key.chmod(0o600)
         first, *others = seats
         words = ["run", "new", name, "--preset", "micro", "--out", str(path), *options]
         words += [] if "--admission" in options else ["--open"]

@@ -52,7 +52,7 @@ def test_a_file_is_the_model_that_it_was_made_of(
     assert manifest.run.task == ("causal-lm" if family == "llama" else "hf-causal-lm")
     assert (manifest.data.begin_of_document, manifest.data.end_of_document) == ("<s>", "</s>")
     assert sorted(path.name for path in tmp_path.iterdir()) == (
-        ["run.initial.safetensors", "run.tokenizer.json", "run.toml", "tiny.gguf"]
+        ["run.initial.safetensors", "run.recovery.key", "run.tokenizer.json", "run.toml", "tiny.gguf"]
     )
     signed, vault = sign_run(tmp_path / "run.toml", Identity.generate())
     theta = result_of(signed, vault, list(genesis_versions(signed, vault)))

@@ -695,10 +695,8 @@ def test_where_members_are_known_a_whole_period_weighs_in_full(
     weight = WeightSection(largest_share=0.4, most_units=6.0)
     admission = msgspec.convert({"mode": mode}, AdmissionSection)
     plan = for_run("micro", "test")
-    group = msgspec.structs.replace(plan.group, expected_members=24)
-    manifest = msgspec.structs.replace(plan, admission=admission, weight=weight, group=group)
+    manifest = msgspec.structs.replace(plan, admission=admission, weight=weight)
     path = tmp_path / "run.toml"
     path.write_text(render_toml(manifest))
     found = core_config(sign_run(path, Identity.generate())[0], (), Timing())
     assert (found.largest_share, found.most_units, found.admits) == (0.4, 6.0, admits)
-    assert found.expected_members == manifest.group.expected_members == 24
