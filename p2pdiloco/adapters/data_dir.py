@@ -157,6 +157,8 @@ class DataDir:
 def is_in_use(path: Path) -> bool:
     """Tell whether a running node or bootstrap has this folder. Raises: StorageError (it cannot be read)."""
     folder = DataDir(path, create=False)
+    if not (path / "lock").exists():
+        return False  # and nothing is left in a folder that is no node's
     try:
         folder.lock()
     except DataDirInUse:

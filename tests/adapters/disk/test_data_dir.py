@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from deadlines import within_s
 
-from p2pdiloco.adapters.data_dir import DataDir, EventsLog, try_file, try_folder
+from p2pdiloco.adapters.data_dir import DataDir, EventsLog, is_in_use, try_file, try_folder
 from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.config.settings import DemoSettings, NodeSettings
 from p2pdiloco.daemon.learner_host import try_socket
@@ -425,3 +425,12 @@ def test_a_node_tries_its_paths_at_its_start(flag: str, value: Path, words: str,
 def test_a_demo_tries_its_files_before_it_starts_anything(flag: str) -> None:
     with pytest.raises(StorageError, match=f"--{flag} .* cannot be written"):
         demo.run(DemoSettings(**{flag: NOWHERE}))
+
+
+def test_whoever_asks_whether_a_folder_is_in_use_leaves_nothing_in_it(tmp_path: Path) -> None:
+    assert not is_in_use(tmp_path) and not [*tmp_path.iterdir()]
+    folder = DataDir(tmp_path)
+    folder.lock()
+    assert is_in_use(tmp_path)
+    folder.unlock()
+    assert not is_in_use(tmp_path)
