@@ -332,7 +332,7 @@ class WeightSection(Section, kw_only=True):
     """Share of a merge that all learners without a seat have at most, together. Larger: volunteers count for
     more, and so does whoever comes with a thousand names. Three seats and 1,000 volunteers learn at 0.25 like
     5 equal learners, at 0.5 like 12, at 0.75 like 47. Beside three seats a crowd that sends the last update
-    back at the greatest length costs 8 % of the loss at 0.25, 15 % at 0.5, 67 % at 0.9 (docs/results.md)."""
+    back at the greatest length costs 4 % of the loss at 0.25, 11 % at 0.5, 24 % at 0.9 (docs/results.md)."""
     most_units: Annotated[float, Meta(ge=1, le=16)] = 4.0
     """Weight of one contribution at most, in usual ones, however many members there are. Smaller: a learner
     that was away, or is faster than most, loses more of its work."""

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.papers import (
+    LEAP,
     MAX_PAPERS,
     RECOVERY_FROM,
     Admission,
     Paper,
     Proof,
     Word,
-    leaps,
 )
 from p2pdiloco.core.api.types import NEVER, Seat, Watermark
 
@@ -116,8 +116,9 @@ class Seating:
     def _may_owner(self, word: Word, seat: Seat, ends: bool) -> bool:
         """Tell whether the owner's word counts: its number is one of the next, and it ends no more than it
         may. Once the recovery key has spoken, the owner's key says nothing."""
+        floor = max(self._highest, RECOVERY_FROM if word.number >= RECOVERY_FROM else 0)
         barred = word.number <= seat.word or self._highest >= RECOVERY_FROM > word.number
-        if barred or leaps(word.number, self._highest) or (ends and self._may_end < 1):
+        if barred or word.number > floor + LEAP or (ends and self._may_end < 1):
             return False
         self._may_end -= ends
         self._highest = max(self._highest, word.number)

@@ -217,11 +217,6 @@ def is_timely(number: int, now_s: float) -> bool:
     return number % RECOVERY_FROM <= NUMBERS_PER_H * max(1.0, (now_s - NUMBERS_FROM_S) / 3600)
 
 
-def leaps(number: int, highest: int) -> bool:
-    """Tell whether a word's number is too far above the highest of a table."""
-    return number > LEAP + max(highest, RECOVERY_FROM if number >= RECOVERY_FROM else 0)
-
-
 def signatures_of(paper: Paper) -> int:
     """Count the signatures by which a paper is judged."""
     return len(paper.signatures) if isinstance(paper, Word) else 1
