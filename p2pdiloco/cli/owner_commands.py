@@ -295,9 +295,9 @@ def seat(
 ) -> None:
     """Give a PEER (its id, the end of it, or its name) a seat in a RUN of yours: it votes and merges.
 
-    Others are merged all the same, with a bounded share. Whoever comes by an invite among the first six has
-    a seat without this. Without the owner's key this folder's node says it as a seat: it counts once more
-    than half of the seats say the same. So it gives its own up, too."""
+    Work without a seat is merged all the same, with a bounded share. A node that comes by an invite among the
+    first six has a seat without this. Without the owner's key this folder's node says it as a seat: it counts
+    once more than half of the seats say the same. So it gives its own up, too."""
     from p2pdiloco.cli.owner_notice import lost_seats
     from p2pdiloco.daemon.run_files.ownership import Ownership
     from p2pdiloco.identity import public_of

@@ -116,7 +116,7 @@ run_group.add_command(link)
     type=click.Choice(["open", "invite", "list"]),
     default="invite",
     show_default=True,
-    help="Who may be a member: anybody, whoever has an invite of yours, or a list of yours.",
+    help="Condition of being a member: none, an invite of yours, or a place on your list.",
 )
 @click.option("--open", "is_open", is_flag=True, help="The same as --admission open.")
 @click.option(

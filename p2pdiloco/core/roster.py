@@ -115,7 +115,7 @@ class Papers:
 
 
 class Roster:
-    """Who decides in one fragment, and for whom its rounds wait."""
+    """Roster of one fragment: peers that decide, and learners for which its rounds wait."""
 
     def __init__(self, papers: Papers, chain: Chain) -> None:
         self._papers = papers

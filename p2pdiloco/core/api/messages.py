@@ -175,7 +175,7 @@ class Stated(Message, frozen=True):
 
 
 class Said(Message, frozen=True):
-    """Word of a seat on who has one. Whoever sends it has no part in it."""
+    """Word of a seat on a seat. It holds by its signature, and its sender has no part in it."""
 
     word: Word
 
