@@ -175,13 +175,6 @@ class Machine(Generic[State, Signal]):
         return (self.state, signal) in self._table
 
 
-def mermaid(table: Table[State, Signal], *starts: State) -> str:
-    """Draw a Mermaid state diagram of a table, for docs/reference/states.md."""
-    lines = ["stateDiagram-v2", *(f"    [*] --> {start.name}" for start in starts)]
-    lines += [f"    {a.name} --> {b.name}: {signal.name}" for (a, signal), b in table.items()]
-    return "\n".join(lines)
-
-
 EXIT_ORPHANED = 70
 """Exit status of a process that ends with its other end."""
 YIELDING = 500

@@ -18,7 +18,7 @@ from p2pdiloco.core.election import OFFICE_TABLE, OfficeState
 from p2pdiloco.core.follower import FOLLOW_TABLE, FollowState
 from p2pdiloco.core.pending import SEND_TABLE, SendState
 from p2pdiloco.core.round import ROUND_TABLE, RoundState
-from p2pdiloco.util import mermaid
+from p2pdiloco.util import Signal, State, Table
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "reference" / "states.md"
@@ -39,6 +39,13 @@ MACHINES: tuple[tuple[str, str, Any, tuple[Enum, ...]], ...] = (
     ("Following the chain", "following", FOLLOW_TABLE, (FollowState.RESTING,)),
 )
 """Title, page of the protocol, table, states at the beginning: their class's docstring explains all."""
+
+
+def mermaid(table: Table[State, Signal], *starts: State) -> str:
+    """Draw a Mermaid state diagram of a table."""
+    lines = ["stateDiagram-v2", *(f"    [*] --> {start.name}" for start in starts)]
+    lines += [f"    {a.name} --> {b.name}: {signal.name}" for (a, signal), b in table.items()]
+    return "\n".join(lines)
 
 
 def machine(title: str, page: str, table: Any, starts: tuple[Enum, ...]) -> str:

@@ -41,7 +41,6 @@ PEER_PATTERN = r"^12D3KooW[1-9A-HJ-NP-Za-km-z]{44}\Z"
 RECOVERY_PATTERN = r"^(12D3KooW[1-9A-HJ-NP-Za-km-z]{44})?\Z"
 Value = bool | int | float | str | list[str]
 """Type of a value in a `[model]` table."""
-PositiveInt = Annotated[int, Meta(ge=1, le=65536)]
 Folder = Annotated[str, Meta(min_length=1, max_length=255)]
 BYTE_VALUES = 256
 BYTES = "bytes"

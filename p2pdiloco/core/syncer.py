@@ -364,7 +364,8 @@ class LearnerInbox(Inbox):
     def _judge_place(self, header: ContributionHeader, now: float) -> Verdict | None:
         held, learner = self._held.get(header.learner), header.learner
         if held is None or not isinstance(held.header, ContributionHeader):
-            return None if self._has_room(learner) and self.in_turn(learner, now) else Verdict.FULL
+            room = self._has_room(learner) or self._newcomer(learner)
+            return None if room and self.in_turn(learner, now) else Verdict.FULL
         if held.header.stamp == header.stamp:
             return Verdict.ALREADY_HELD if held.ticket is not None else Verdict.IN_TRANSFER
         # Of an earlier life of the learner: that one is merged first, both are its own work.
@@ -375,6 +376,13 @@ class LearnerInbox(Inbox):
         if learner in seats:
             return len(self._held) < room
         return 2 * sum(child not in seats for child in self._held) < room
+
+    def _newcomer(self, learner: str) -> Held | None:
+        """Find an offer on its way that gives way to that learner, which was merged before: its author never
+        was, and a header costs nothing."""
+        marks, seats = self._chain.marks, self._context.roster.known
+        coming = (held for held in self._held.values() if held.ticket is None and learner in marks)
+        return next((held for held in coming if held.child not in marks and held.child not in seats), None)
 
     def in_turn(self, child: str, now: float) -> bool:
         known, newest = self._context.roster.known, self._chain.marks.number(child)
@@ -394,6 +402,8 @@ class LearnerInbox(Inbox):
     def add(self, signed: SignedOffer, transfer: int, in_time: bool, now: float) -> Held:
         assert isinstance(signed, SignedContribution)
         header = signed.header
+        if not self._has_room(header.learner) and (newcomer := self._newcomer(header.learner)):
+            self.drop(newcomer)
         starts = in_time and header.due and header.base_number == self._chain.head.number
         begins = starts and header.learner not in self._cut
         parts = (signed.contributor(),)

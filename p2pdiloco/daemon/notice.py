@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 MAX_LISTED = 1024
 """Entries of each list of a notice."""
 MAX_NOTICE_BYTES = 240 * 1024
-MAX_ADMISSION_BYTES = 1024
 
 
 class Notice(Wire, frozen=True):

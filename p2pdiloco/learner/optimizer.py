@@ -36,9 +36,6 @@ class Optimizer(Protocol):
     state: MutableMapping[Tensor, dict[str, Tensor]]
     """Moments of every parameter, by name; of AdamW "step", "exp_avg" and "exp_avg_sq"."""
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
-
     def step(self) -> object:
         """Update all parameters that have a gradient, once."""
 
@@ -57,11 +54,6 @@ class Together:
     def param_groups(self) -> list[Values]:
         """Groups of all parts."""
         return [group for part in self._parts for group in part.param_groups]
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
-        for part in self._parts:
-            part.zero_grad(set_to_none)
 
     def step(self) -> None:
         """Update all parameters that have a gradient, once."""
@@ -160,12 +152,6 @@ class FusedAdamW:
         self.state: MutableMapping[Tensor, dict[str, Tensor]] = {}
         self._betas = betas
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
-
     @torch.no_grad()
     def step(self) -> None:
         """Update all parameters that have a gradient, once."""
@@ -229,12 +215,6 @@ class Muon:
         self.param_groups: list[Values] = [{"params": params, "lr": lr, "weight_decay": weight_decay}]
         self.state: MutableMapping[Tensor, dict[str, Tensor]] = {}
         self._momentum = momentum
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:

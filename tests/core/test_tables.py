@@ -17,7 +17,7 @@ from p2pdiloco.core.follower import FOLLOW_TABLE, FollowSignal, FollowState
 from p2pdiloco.core.pending import SEND_TABLE, SendSignal, SendState
 from p2pdiloco.core.round import ROUND_TABLE, RoundSignal, RoundState
 from p2pdiloco.errors import InvariantViolation
-from p2pdiloco.util import BoundedDict, Machine, MovingAverage, Table, mermaid
+from p2pdiloco.util import BoundedDict, Machine, MovingAverage, Table
 
 OFFICE = """
            STAND      LOSE    WIN      FOLLOW     OPEN
@@ -98,7 +98,7 @@ def test_every_state_can_be_reached_and_left(
 
 
 def test_the_diagram_has_every_arrow() -> None:
-    lines = mermaid(SEND_TABLE, SendState.WAITING).splitlines()
+    lines = diagrams.mermaid(SEND_TABLE, SendState.WAITING).splitlines()
     assert lines[:2] == ["stateDiagram-v2", "    [*] --> WAITING"]
     assert "    OFFERED --> HELD: ACCEPT" in lines
     assert len(lines) == 2 + len(SEND_TABLE)

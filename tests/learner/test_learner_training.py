@@ -341,7 +341,7 @@ def test_our_adamw_is_torchs_bit_for_bit_without_its_compiler() -> None:
     for step in range(5):
         for stepped, layer in ((a, ours), (b, theirs)):
             set_learning_rate(stepped, 0.01 * (step + 1))
-            stepped.zero_grad()
+            layer.zero_grad()
             batch = torch.arange(7.0).reshape(1, 7) + step
             torch.autograd.backward(layer(batch).square().sum())
             stepped.step()

@@ -32,7 +32,7 @@ def test_our_muon_is_torchs_bit_for_bit(monkeypatch) -> None:
     )
     for step in range(4):
         for stepped, layer in ((a, ours), (b, theirs)):
-            stepped.zero_grad()
+            layer.zero_grad()
             batch = torch.arange(7.0).reshape(1, 7) + step
             torch.autograd.backward(layer(batch).square().sum())
             stepped.step()

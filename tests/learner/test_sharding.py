@@ -362,7 +362,7 @@ def test_a_shared_matrix_is_orthogonalised_as_a_whole_one_also_in_bf16(tmp_path,
         pair = [Muon(list(m.parameters()), lr=0.01, weight_decay=0.1, momentum=0.95) for m in (plain, model)]
         for step in range(3):
             for layer, optimizer in zip((plain, model), pair, strict=True):
-                optimizer.zero_grad()
+                layer.zero_grad()
                 layer(torch.arange(7.0).reshape(1, 7) + step).square().sum().backward()
                 optimizer.step()
         assert torch.equal(sharding.own(model[0].weight), plain[0].weight)
@@ -403,7 +403,7 @@ def trained(ranks):
     optimizer = FusedAdamW([{"params": list(model.parameters()), "weight_decay": 0.1}], 0.01, (0.9, 0.95))
     mine = slice(ranks.rank, ranks.rank + 1) if ranks.count > 1 else slice(None)
     for _ in range(STEPS):
-        optimizer.zero_grad()
+        model.zero_grad()
         loss = model(samples[mine], chosen[mine])
         loss.backward()
         ranks.sum_gradients(model, loss.detach())

@@ -556,6 +556,19 @@ def test_learners_without_a_seat_come_in_turn_where_they_are_more_than_the_room_
     assert asks("newcomer", 94)
 
 
+def test_headers_of_newcomers_give_way_to_a_guest_whose_turn_it_is() -> None:
+    solo, half = crowded(8), ROOM * 8 // 2
+    for transfer in range(1, half + 1):
+        assert found(header(solo, f"new{transfer}", transfer), ev.AcceptTransfer)
+    after = solo.fragment.chain.marks.stamp("s07")
+    guest = {"stamp": Stamp(1, after.sequence + 1), "after": after}
+    assert found(header(solo, "new0", 50), ev.AnswerTransfer)[0].verdict is Verdict.FULL
+    assert found(header(solo, "s07", 51, **guest), ev.AcceptTransfer)
+    assert found(header(solo, "new0", 52), ev.AnswerTransfer)[0].verdict is Verdict.FULL
+    left = [n for n in range(1, half + 1) if solo.fragment.round.inbox.has(f"new{n}")]
+    assert len(left) == half - 1
+
+
 def test_a_round_calls_and_waits_for_nobody_whose_turn_it_is_not() -> None:
     solo = crowded(20)
     after = solo.fragment.chain.marks.stamp("p1")
