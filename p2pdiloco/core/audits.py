@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 from typing import NamedTuple
 
 from p2pdiloco.core.api.events import Audit, Audited, CastOut, LossAudit, LossAudited
@@ -232,14 +233,14 @@ class Auditor:
         words = f"version {header.number} takes back a version that was right"
         self._shared.out.record("audit", header.fragment, words, peer=header.syncer, number=header.number)
 
-    def _judge_repair(self, event: Audited, now: float) -> None:
+    def _judge_repair(self, digest: bytes, answer: Audited, now: float) -> None:
         repair = self._repair
-        if repair is None or repair.header.repairs != event.digest:
+        if repair is None or repair.header.repairs != digest:
             return
         self._repair = None
-        if event.remade:
+        if answer.remade:
             self._suspected = self._whole(repair)
-        elif event.outcome is AuditOutcome.SAME:
+        elif answer.outcome is AuditOutcome.SAME:
             self._repairs_what_was_right(repair, now)
 
     def _disowned(self, header: VersionHeader) -> bool:
@@ -300,36 +301,34 @@ class Auditor:
 
     def _begin(self, merge: AuditedMerge, now: float) -> None:
         """Begin with one, as we may. What its syncer did not sign, whoever merged it answers for."""
-        shared = self._shared
+        shared, fragment = self._shared, self._context.index
         if merge.signed(shared) and merge.signed_inside(shared):
             self._under_way = merge
             self._givers = tuple(each.accuser for each in shared.accusations.of(merge.digest()))
             repaired = merge.version.header.repairs
             repairs = self._context.chain.find(repaired) if repaired is not None else None
-            shared.out.put(merge.effect(self._givers, repairs))
+            shared.out.ask(merge.effect(self._givers, repairs), partial(self._audited, merge), fragment)
             return
-        shared.audits.end(self._context.index)
+        shared.audits.end(fragment)
         if merge.signed(shared):
             self._found(merge, AuditOutcome.DIFFERENT, now)
 
-    def audited(self, event: Audited, now: float) -> None:
+    def _audited(self, merge: AuditedMerge, answer: Audited, now: float) -> None:
         """Take in what came of an audit."""
-        merge = self._under_way
-        if merge is None or (merge.version.header.digest(), merge.group) != (event.digest, event.group):
-            return
+        header = merge.version.header
         self._under_way = None
         self._shared.audits.end(self._context.index)
-        if event.remade:
-            self._context.repairs.remade(event.digest)
-        self._judge_repair(event, now)
-        if event.outcome is AuditOutcome.MISSING and event.withheld and self._works:
-            distrust, header = self._shared.distrust, merge.version.header
+        if answer.remade:
+            self._context.repairs.remade(header.digest())
+        self._judge_repair(header.digest(), answer, now)
+        if answer.outcome is AuditOutcome.MISSING and answer.withheld and self._works:
+            distrust = self._shared.distrust
             distrust.withheld(merge.syncer, merge.digest() == self._looks_wrong, now)
             words = f"{merge.name}: its syncer does not give what it merged"
             self._shared.out.record("audit", header.fragment, words, peer=merge.syncer)
-        elif event.outcome is AuditOutcome.SAME:
+        elif answer.outcome is AuditOutcome.SAME:
             self._shared.distrust.gave(merge.syncer)
-        self._found(merge, event.outcome, now)
+        self._found(merge, answer.outcome, now)
 
     def _found(self, merge: AuditedMerge, outcome: AuditOutcome, now: float) -> None:
         header, digest = merge.version.header, merge.digest()
@@ -394,7 +393,6 @@ class LossAuditor:
     def __init__(self, context: FragmentContext, own: ContributionQueue) -> None:
         self._context, self._own = context, own
         self._shared = context.shared
-        self._under_way: tuple[SignedVersion, Contributor] | None = None
 
     def applied(self, version: SignedVersion, now: float) -> None:
         """Look at a version that was just applied."""
@@ -406,22 +404,19 @@ class LossAuditor:
         if chosen is None:
             return
         audits.begin()
-        self._under_way = version, by_learner[chosen]
+        theirs, index = by_learner[chosen], self._context.index
         ours = next(part for part in parts if part.learner == self._shared.me)
-        self._shared.out.put(LossAudit(self._context.index, version, by_learner[chosen], ours))
+        heard = partial(self._audited, version.header, theirs.learner)
+        self._shared.out.ask(LossAudit(index, version, theirs, ours), heard, index)
 
-    def audited(self, event: LossAudited, now: float) -> None:
+    def _audited(self, header: VersionHeader, learner: str, answer: LossAudited, now: float) -> None:
         """Take in what was measured, and draw the conclusion."""
-        if self._under_way is None or self._under_way[0].header.digest() != event.digest:
-            return
-        (version, part), self._under_way = self._under_way, None
-        shared, header, learner = self._shared, version.header, part.learner
-        audits = shared.loss_audits
+        shared, audits = self._shared, self._shared.loss_audits
         odd = self._context.chain.marks.mean(learner).agreement <= NONE_AT
-        ratio = audits.end(learner, event.theirs, event.ours, event.same_data, event.took_s, now, odd)
+        ratio = audits.end(learner, answer.theirs, answer.ours, answer.same_data, answer.took_s, now, odd)
         words = f"a contribution to version {header.number} "
         words += "was not measured" if ratio is None else f"does {ratio:.2f} of what ours does"
-        figures = {"number": header.number, "took_s": round(event.took_s, 3)}
+        figures = {"number": header.number, "took_s": round(answer.took_s, 3)}
         if ratio is not None:
             figures["ratio"] = round(ratio, 3)
         shared.out.record("audit", header.fragment, words, peer=learner, **figures)

@@ -14,9 +14,10 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
+from typing import Any, NamedTuple
 
 from p2pdiloco.core.api.config import CoreConfig, Timing
-from p2pdiloco.core.api.events import Effect, Persist, Record, Send, UpdateRecord, VoteRecord
+from p2pdiloco.core.api.events import Ask, Effect, Record, Send
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.papers import Word
 from p2pdiloco.core.api.reasons import Basis
@@ -26,6 +27,7 @@ from p2pdiloco.core.audit_state import Accusations, Audits, Distrust, Excluded, 
 from p2pdiloco.core.capacity import OwnUplink, VoteDisk
 from p2pdiloco.core.members import Claims, Derived, Health, OwnLearner, View
 from p2pdiloco.core.roster import Papers, Roster
+from p2pdiloco.errors import invariant
 
 
 @dataclass(frozen=True)
@@ -247,13 +249,23 @@ class Shared:
         self._median_s, self._fastest_s = (median(times), times[0]) if times else (0.0, 0.0)
 
 
+class Asked(NamedTuple):
+    """Effect that is to be answered."""
+
+    effect: Effect
+    fragment: int | None
+    """Fragment that looks at everything again after the answer; None: all do."""
+    heard: Callable[[Any, float], None]
+    """Taker of the answer, at its time."""
+
+
 class Outbox:
-    """Effects that one `handle` call wants carried out, in order. What must be answered gets a number."""
+    """Effects that one `handle` call wants carried out, in order. What must be answered gets a token."""
 
     def __init__(self) -> None:
         self._effects: list[Effect] = []
         self._next_token = 1
-        self._answers: dict[int, tuple[Callable[[float], None], Callable[[float, str], None]]] = {}
+        self._asked: dict[int, Asked] = {}
 
     def put(self, effect: Effect) -> None:
         """Append one effect."""
@@ -263,32 +275,16 @@ class Outbox:
         """Append a message."""
         self._effects.append(Send(peer, message))
 
-    def persist(
-        self,
-        record: VoteRecord | UpdateRecord,
-        then: tuple[Effect, ...],
-        done: Callable[[float], None],
-        failed: Callable[[float, str], None],
-    ) -> None:
-        """Append a durable write with its continuation. One of `done` and `failed` hears what came of it."""
-        token = self._next_token
+    def ask(self, effect: Effect, heard: Callable[[Any, float], None], fragment: int | None = None) -> None:
+        """Append an effect that is answered once."""
+        self._asked[self._next_token] = Asked(effect, fragment, heard)
+        self._effects.append(Ask(self._next_token, effect))
         self._next_token += 1
-        self._answers[token] = done, failed
-        self._effects.append(Persist(token, record, then))
 
-    def persisted(self, token: int, now: float) -> bool:
-        """Take in that a write is durable. False: nothing was asked under that token."""
-        done, _ = self._answers.pop(token, (None, None))
-        if done is not None:
-            done(now)
-        return done is not None
-
-    def persist_failed(self, token: int, why: str, now: float) -> bool:
-        """Take in that a write failed. False: nothing was asked under that token."""
-        _, failed = self._answers.pop(token, (None, None))
-        if failed is not None:
-            failed(now, why)
-        return failed is not None
+    def answered(self, token: int) -> Asked:
+        """Take out what was asked under that token."""
+        invariant(token in self._asked, f"nothing is asked under token {token}")
+        return self._asked.pop(token)
 
     def record(
         self, kind: str, fragment: int | None, reason: str, **fields: str | int | float | bool | None

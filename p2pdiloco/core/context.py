@@ -97,7 +97,6 @@ class FragmentContext:
         self.moved_s = -math.inf
         """Time at which the newest version was made, or became ours."""
         self.needs_syncer = needs_syncer
-        self._attempts = 0
 
     @property
     def leaf(self) -> OwnPost:
@@ -112,11 +111,6 @@ class FragmentContext:
     def moved(self, now: float) -> None:
         """Note that the newest version was made, or became ours."""
         self.moved_s = now
-
-    def next_attempt(self) -> int:
-        """Number the next partial merge, whatever the seat."""
-        self._attempts += 1
-        return self._attempts
 
 
 class Fitness(IntEnum):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from p2pdiloco.core.api.events import (
     Combined,
-    CombineFailed,
     CommitVersion,
     ContributionReady,
     DiscardContribution,
+    Failed,
     Offer,
     OfferAnswered,
     RetireSlot,
@@ -22,7 +23,6 @@ from p2pdiloco.core.api.events import (
 from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
 from p2pdiloco.core.api.types import (
     NEVER,
-    ContributionHeader,
     Contributor,
     Head,
     SignedContribution,
@@ -163,29 +163,20 @@ class ContributionQueue:
         """Let go of what is merged in version `witnessed` or before: all others have that."""
         self._kept.review(witnessed)
 
-    def combined(self, event: Combined) -> None:
-        """Take in the sum of what is to be sent again, or of kept contributions."""
-        first = self._combining(event.attempt)
-        if first is not None:
-            first.combined(self._kept.together(first.parts, event))
-        elif not self._kept.combined(event):
-            self._shared.out.put(DiscardContribution(self._fragment, event.ticket))
-
-    def combine_failed(self, event: CombineFailed) -> None:
-        """Give up what a payload that cannot be read back was part of."""
-        first = self._combining(event.attempt)
-        if first is None:
-            self._kept.combine_failed(event.attempt, event.reason)
-            return
-        self._queue.popleft()
-        self._kept.drop(first.parts, event.reason)
-        if self._queue:
-            self._queue[0].follow(first.after)
-
-    def _combining(self, attempt: int) -> Pending | None:
-        first = self._queue[0] if self._queue else None
-        waits = first is not None and first.state is SendState.COMBINING
-        return first if waits and first is not None and first.combine_attempt == attempt else None
+    def _combined(self, again: Pending, answer: Combined | Failed, _now: float) -> None:
+        """Take in the sum of what is to be sent again, or give up what a payload that cannot be read back was
+        part of."""
+        wanted = again in self._queue
+        if isinstance(answer, Failed):
+            if wanted:
+                self._queue.remove(again)
+                self._kept.drop(again.parts, answer.reason)
+                if self._queue:
+                    self._queue[0].follow(again.after)
+        elif wanted:
+            again.combined(self._kept.together(again.parts, answer))
+        else:
+            self._shared.out.put(DiscardContribution(self._fragment, answer.ticket))
 
     def hurry(self, now: float) -> None:
         """Wait out no pause: the syncer calls."""
@@ -228,25 +219,29 @@ class ContributionQueue:
     def send(self, pending: Pending, syncer: str, now: float) -> None:
         """Stream a contribution to another peer."""
         signed = self.offer(pending, syncer, now)
-        self._shared.out.put(Offer(syncer, signed, pending.ready.ticket))
+        offer = Offer(syncer, signed, pending.ready.ticket)
+        self._shared.out.ask(offer, partial(self._answered, pending, syncer), self._fragment)
 
-    def answered(self, event: OfferAnswered, now: float) -> None:
-        """Take in the syncer's word."""
-        first = self._current(event.offer)
-        if first is None:
+    def _answered(self, pending: Pending, syncer: str, answer: OfferAnswered | Failed, now: float) -> None:
+        """Take in the syncer's word, unless the contribution is not with it any more."""
+        under_way = pending in self._queue and pending.state is SendState.OFFERED
+        if not under_way or pending.peer != syncer:
             return
-        if event.verdict.taken:
-            self._withheld.acknowledged(first, event.head)
-            self.accepted(first, event.verdict, now)
+        if isinstance(answer, Failed):
+            pending.undelivered(now, self._shared.timing.retry_s)
+            return
+        if answer.verdict.taken:
+            self._withheld.acknowledged(pending, answer.head)
+            self.accepted(pending, answer.verdict, now)
             return
         self._shared.out.record(
             "contribution",
             self._fragment,
-            f"refused: {event.verdict}",
-            syncer=event.offer.peer,
-            stamp=first.stamp.sequence,
+            f"refused: {answer.verdict}",
+            syncer=syncer,
+            stamp=pending.stamp.sequence,
         )
-        self.refused(first, event.verdict, now)
+        self.refused(pending, answer.verdict, now)
 
     def accepted(self, pending: Pending, verdict: Verdict, now: float) -> None:
         """Wait for a version that contains a contribution: the syncer has it."""
@@ -279,20 +274,6 @@ class ContributionQueue:
         for pending in self._queue:
             if pending.stamp == stamp:
                 pending.went_out()
-
-    def undelivered(self, offer: Offer, now: float) -> None:
-        """Try again after a pause: the stream broke."""
-        first = self._current(offer)
-        if first is not None:
-            first.undelivered(now, self._shared.timing.retry_s)
-
-    def _current(self, offer: Offer) -> Pending | None:
-        header = offer.signed.header
-        if not self._queue or not isinstance(header, ContributionHeader):
-            return None
-        first = self._queue[0]
-        matches = (first.stamp, first.peer, first.state) == (header.stamp, offer.peer, SendState.OFFERED)
-        return first if matches else None
 
     def office_changed(self, now: float) -> None:
         """Send to another syncer, at once, what the old one holds."""
@@ -395,7 +376,8 @@ class ContributionQueue:
 
     def _send_again(self, lost: tuple[KeptPart, ...], watermark: Stamp, now: float) -> None:
         """Send again, as one, what a chain that replaced ours lacks."""
-        again = Again(lost, watermark, self._chain.head, self._kept.combine(lost))
+        again = Again(lost, watermark, self._chain.head)
+        self._kept.combine(lost, partial(self._combined, again))
         for other in self._queue:  # only the first may be under way
             other.retry(now)
         self._queue.appendleft(again)

@@ -9,21 +9,14 @@ Rules: docs/protocol/groups.md, sections 3, 4 and 6.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
-from p2pdiloco.core.api.events import (
-    MergePartial,
-    Offer,
-    OfferAnswered,
-    PartialFailed,
-    PartialMerged,
-    Release,
-)
+from p2pdiloco.core.api.events import Failed, MergePartial, Offer, OfferAnswered, PartialMerged, Release
 from p2pdiloco.core.api.messages import OfficeQuery
 from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
 from p2pdiloco.core.api.types import (
     MAX_CONTRIBUTORS,
-    NO_LIMITS,
     Certificate,
     Contributor,
     MergeLimits,
@@ -56,14 +49,12 @@ from p2pdiloco.util import BoundedDict, MovingAverage
 class Partial(Underway):
     """Partial merge that is not yet beyond doubt."""
 
-    def __init__(
-        self, attempt: int, job: Job, making: MergedParts, limits: MergeLimits, event: PartialMerged
-    ) -> None:
+    def __init__(self, job: Job, making: MergedParts, limits: MergeLimits, merged: PartialMerged) -> None:
         super().__init__()
-        self.attempt, self.limits = attempt, limits
-        self.ticket: Ticket = event.ticket
-        self.digest, self.size = event.payload_digest, event.payload_bytes
-        self.parts: tuple[Contributor, ...] = making.listed(event.measured)
+        self.limits = limits
+        self.ticket: Ticket = merged.ticket
+        self.digest, self.size = merged.payload_digest, merged.payload_bytes
+        self.parts: tuple[Contributor, ...] = making.listed(merged.measured)
         self.below = making.merged
         self.due = job.due
 
@@ -92,8 +83,6 @@ class Delegate:
         self._level = level
         self._hierarchy = hierarchy
         self._job: Job | None = None
-        self._parts: MergedParts | None = None
-        self._attempt, self._limits = 0, NO_LIMITS
         self.partial: Partial | None = None
         self._round_s = MovingAverage()
 
@@ -106,9 +95,7 @@ class Delegate:
 
     def begin(self, job: Job, missing: int, expected: int) -> None:
         """Add up what is in."""
-        self._job = job
-        self._attempt = self._context.next_attempt()
-        self._parts = making = MergedParts(job, self._context.chain.marks)
+        self._job, making = job, MergedParts(job, self._context.chain.marks)
         self._shared.out.record(
             "partial",
             self._fragment,
@@ -118,37 +105,32 @@ class Delegate:
             contributors=sum(len(held.parts) for held in job.held),
             live=expected,
         )
-        self._limits = limits_after(self._context.chain, self._shared.config)
-        self._shared.out.put(
-            MergePartial(
-                self._fragment,
-                self._group,
-                self._attempt,
-                making.inputs,
-                making.partials,
-                self._limits,
-                making.seed(),
-            )
-        )
+        limits = limits_after(self._context.chain, self._shared.config)
+        merge = MergePartial(self._fragment, making.inputs, making.partials, limits, making.seed())
+        self._shared.out.ask(merge, functools.partial(self._merged, job, making, limits), self._fragment)
 
-    def merged(self, event: PartialMerged, now: float) -> None:
+    def _merged(
+        self,
+        job: Job,
+        making: MergedParts,
+        limits: MergeLimits,
+        answer: PartialMerged | Failed,
+        now: float,
+    ) -> None:
         """Send the sums, which are ready, to the syncer above."""
-        job = self._job
-        making, right = self._parts, event.attempt == self._attempt
-        if job is None or making is None or not right or not job.round.awaits(job.term, job.number):
-            self._shared.out.put(Release(event.ticket))
+        wanted = job is self._job and job.round.awaits(job.term, job.number)
+        if isinstance(answer, Failed):
+            self._shared.out.record("partial", self._fragment, f"failed: {answer.reason}", group=self._group)
+            if wanted:
+                job.round.failed(answer.reason, now, answer.unusable)
+            return
+        if not wanted:
+            self._shared.out.put(Release(answer.ticket))
             return
         self._drop()
-        self.partial = Partial(event.attempt, job, making, self._limits, event)
+        self.partial = Partial(job, making, limits, answer)
         job.round.merge_done()
-        self._shared.out.cut(self._fragment, event.cut, self._shared.me)
-
-    def failed(self, event: PartialFailed, now: float) -> None:
-        """Take in that contributions turned out unusable, or the worker failed."""
-        job = self._job
-        self._shared.out.record("partial", self._fragment, f"failed: {event.reason}", group=self._group)
-        if job is not None and event.attempt == self._attempt and job.round.awaits(job.term, job.number):
-            job.round.failed(event.reason, now, event.unusable)
+        self._shared.out.cut(self._fragment, answer.cut, self._shared.me)
 
     # --- sending it ----------------------------------------------------------------------------------
 
@@ -190,49 +172,30 @@ class Delegate:
         signed = SignedPartial(header, shared.sign("partial", header))
         partial.offered(syncer, now)
         if syncer != shared.me:
-            shared.out.put(Offer(syncer, signed, partial.ticket, partial.attempt))
+            heard = functools.partial(self._answered, partial, syncer)
+            shared.out.ask(Offer(syncer, signed, partial.ticket), heard, self._fragment)
         elif self._hierarchy.hand_up(self._level, signed, partial.ticket, now).taken:
             self._accepted(partial, now)
         else:
             partial.retry(now, shared.timing.retry_s)
 
-    def answered(self, event: OfferAnswered, now: float) -> None:
-        """Take in the word of the syncer above."""
-        partial = self._current(event.offer)
-        if partial is None:
+    def _answered(self, partial: Partial, syncer: str, answer: OfferAnswered | Failed, now: float) -> None:
+        """Take in the word of the syncer above, unless the partial is not with it any more."""
+        if partial is not self.partial or (partial.peer, partial.state) != (syncer, SendState.OFFERED):
             return
-        if event.verdict.taken:
+        if isinstance(answer, Failed):
+            partial.retry(now, self._shared.timing.retry_s)
+            return
+        if answer.verdict.taken:
             self._accepted(partial, now)
             return
-        self._shared.out.record(
-            "partial",
-            self._fragment,
-            f"refused: {event.verdict}",
-            syncer=event.offer.peer,
-            group=self._group,
-        )
+        words = f"refused: {answer.verdict}"
+        self._shared.out.record("partial", self._fragment, words, syncer=syncer, group=self._group)
         office = self._above
-        again = event.verdict.then is Then.DOUBT and partial.attempts > 1
+        again = answer.verdict.then is Then.DOUBT and partial.attempts > 1
         if again and office is not None and partial.peer == office.syncer:
             office.suspect(Suspicion.NOT_IN_OFFICE)
         partial.retry(now, self._shared.timing.retry_s)
-
-    def undelivered(self, offer: Offer, now: float) -> None:
-        """Try again after a pause: the stream broke."""
-        partial = self._current(offer)
-        if partial is not None:
-            partial.retry(now, self._shared.timing.retry_s)
-
-    def _current(self, offer: Offer) -> Partial | None:
-        partial = self.partial
-        if partial is None:
-            return None
-        right = (partial.attempt, partial.peer, partial.state) == (
-            offer.attempt,
-            offer.peer,
-            SendState.OFFERED,
-        )
-        return partial if right else None
 
     def _accepted(self, partial: Partial, now: float) -> None:
         partial.accepted()

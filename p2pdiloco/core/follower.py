@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
+from functools import partial
 
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.events import (
@@ -26,7 +27,7 @@ from p2pdiloco.core.api.evidence import false_label, short_of, two_versions
 from p2pdiloco.core.api.messages import Sibling, Unbacked
 from p2pdiloco.core.api.papers import Proof, SignedShort
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
-from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, Ticket, table_digest
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, Ticket, Watermark, table_digest
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.audits import Auditor
 from p2pdiloco.core.base import Shared, backoff_s
@@ -106,8 +107,6 @@ class Follower:
         self._has_spare = False
         self._unproven = False
         """True: what is under way was named by nobody who counts, and is not here yet."""
-        self._next: SignedVersion | None = None
-        self._giver = ""
         mine = hashlib.sha256(f"{context.shared.me}/{context.index}".encode()).digest()
         self._first_asked = int.from_bytes(mine[:4], "big")
         """Place in the order of equal holders at which we begin: else all would ask the same one, and wait
@@ -176,8 +175,9 @@ class Follower:
         else:
             if peer not in self._doubts:  # of who failed last time the bytes must be here first
                 self._take_spare()
-            self._go(FollowSignal.PULL_UPDATE)
-            self._shared.out.put(FetchUpdate(self._fragment, self._chain.head.number + 1, peer))
+            self._pull(
+                FollowSignal.PULL_UPDATE, FetchUpdate(self._fragment, self._chain.head.number + 1, peer)
+            )
 
     def _unsupported(self, peer: str, now: float) -> None:
         """Leave a head alone on which too few stand: they may be cut off, or lie. They are told so."""
@@ -201,9 +201,12 @@ class Follower:
         if holders:
             peer = holders[self._attempts % len(holders)]
             self._asked_s, self._unproven = now, True
-            self._go(FollowSignal.PULL_UPDATE)
             number = min(unproven[peer].number, self._chain.head.number + 1)
-            self._shared.out.put(FetchUpdate(self._fragment, number, peer))
+            self._pull(FollowSignal.PULL_UPDATE, FetchUpdate(self._fragment, number, peer))
+
+    def _pull(self, signal: FollowSignal, effect: FetchUpdate | FetchState) -> None:
+        self._go(signal)
+        self._shared.out.ask(effect, partial(self._fetched, effect.peer), self._fragment)
 
     def _go(self, signal: FollowSignal) -> None:
         self._machine.go(signal)
@@ -215,7 +218,6 @@ class Follower:
 
     def _pull_state(self, peer: str, target: Head) -> None:
         self._take_spare()
-        self._go(FollowSignal.PULL_STATE)
         self._shared.out.record(
             "catchup",
             self._fragment,
@@ -223,7 +225,7 @@ class Follower:
             peer=peer,
             ours=self._chain.head.number,
         )
-        self._shared.out.put(FetchState(self._fragment, target.number, peer))
+        self._pull(FollowSignal.PULL_STATE, FetchState(self._fragment, target.number, peer))
 
     def _disappointed(self, peer: str, fault: bool, now: float) -> None:
         """Count the failure of a holder, which is left alone for a while. The next one is asked after a short
@@ -241,60 +243,62 @@ class Follower:
         if self._has_spare:
             self._spare.free()
         self._has_spare = self._unproven = False
-        self._next = None
         self._attempts = 0 if ok else self._attempts + 1
         self._retry_at_s = now + backoff_s(self._shared.timing.retry_s, self._attempts)
         if ok:
             self._need_state = False
 
-    def fetch_failed(self, event: FetchFailed, now: float) -> None:
+    def _fetched(self, peer: str, answer: UpdateFetched | StateFetched | FetchFailed, now: float) -> None:
+        if isinstance(answer, UpdateFetched):
+            self._update_fetched(peer, answer, now)
+        elif isinstance(answer, StateFetched):
+            self._state_fetched(peer, answer, now)
+        else:
+            self._fetch_failed(peer, answer, now)
+
+    def _fetch_failed(self, peer: str, answer: FetchFailed, now: float) -> None:
         """Try another holder, or another way: this one did not deliver."""
-        if self.state is FollowState.RESTING:
-            return
-        failure, words = event.failure, f"not delivered: {event.detail or event.failure}"
-        self._shared.out.record("catchup", self._fragment, words, peer=event.peer)
+        failure, words = answer.failure, f"not delivered: {answer.detail or answer.failure}"
+        self._shared.out.record("catchup", self._fragment, words, peer=peer)
         if failure is FetchFailure.GONE:
             self._need_state = True
-            self._unless_supported(event.peer, now)
+            self._unless_supported(peer, now)
         if failure in (FetchFailure.UNREACHABLE, FetchFailure.NOT_READY):
-            self.heads.cannot_give(event.peer)
-        self._disappointed(event.peer, not failure.innocent, now)
+            self.heads.cannot_give(peer)
+        self._disappointed(peer, not failure.innocent, now)
 
-    def update_fetched(self, event: UpdateFetched, now: float) -> None:
+    def _update_fetched(self, peer: str, answer: UpdateFetched, now: float) -> None:
         """Check an update against our chain, then make its outer step."""
-        self._siblings.seen(event.peer, event.version)
-        fault = self._why_not(event, now)
-        if self.state is not FollowState.UPDATING:
-            self._shared.out.put(Release(event.ticket))
-            return
+        version, header = answer.version, answer.version.header
+        self._siblings.seen(peer, version)
+        fault = self._why_not(version, peer, now)
         if fault is not None:
-            self._shared.out.put(Release(event.ticket))
+            self._shared.out.put(Release(answer.ticket))
             kind = "fork" if fault.forked else "refusal"
-            self._shared.out.record(kind, self._fragment, str(fault), peer=event.peer)
-            self._not_taken(event.peer, fault, now)
+            self._shared.out.record(kind, self._fragment, str(fault), peer=peer)
+            self._not_taken(peer, fault, now)
             return
-        header = event.version.header
-        self._doubts.drop(event.peer)
+        self._doubts.drop(peer)
         if not self._has_spare and self._spare.busy:
-            self._shared.out.put(Release(event.ticket))
+            self._shared.out.put(Release(answer.ticket))
             self._done(now, ok=False)
             return
         if not self._has_spare:
             self._take_spare()
-        self._next, self._giver, self._unproven = event.version, event.peer, False
+        self._unproven = False
         steps, own = header.longest_steps(), self._auditor.own_part(header)
-        self._shared.out.put(
-            ApplyUpdate(
-                self._fragment,
-                header.number,
-                event.ticket,
-                steps,
-                header.norm,
-                own,
-                stated=header.state_digest,
-                update_digest=header.update_digest,
-            )
+        step = ApplyUpdate(
+            self._fragment,
+            header.number,
+            answer.ticket,
+            steps,
+            header.norm,
+            own,
+            stated=header.state_digest,
+            update_digest=header.update_digest,
         )
+        heard = partial(self._update_applied, version, peer, answer.ticket)
+        self._shared.out.ask(step, heard, self._fragment)
 
     def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
         if fault.forked:
@@ -311,15 +315,15 @@ class Follower:
             self._disappointed(peer, True, now)
         self._need_state = self._need_state or fault.forked
 
-    def _why_not(self, event: UpdateFetched, now: float) -> VersionFault | None:
-        version, header = event.version, event.version.header
+    def _why_not(self, version: SignedVersion, giver: str, now: float) -> VersionFault | None:
+        header = version.header
         config = self._shared.config
         mine = (config.run, WHOLE_RUN, self._fragment, config.update_codec)
         if (header.run, header.group, header.fragment, header.codec) != mine:
             return VersionFault.WRONG_FRAGMENT
         if not self._shared.signed_by(header.syncer, "version", header, version.signature):
             return VersionFault.SIGNATURE
-        if not self.heads.proven(header, event.peer, now):
+        if not self.heads.proven(header, giver, now):
             return VersionFault.UNBACKED
         certificate = None if self._context.grouped else self._context.leaf.office.certificate
         if certificate and header.term == certificate.term and header.syncer != certificate.syncer:
@@ -346,50 +350,44 @@ class Follower:
         plan = plan_after(before, marks, header.number, config)
         return None if (header.epoch, header.groups) == plan else VersionFault.FALSE_PLAN
 
-    def update_applied(self, event: UpdateApplied, now: float) -> None:
+    def _update_applied(
+        self, version: SignedVersion, giver: str, update: Ticket, answer: UpdateApplied, now: float
+    ) -> None:
         """Take the version if its digest is equal. Else refuse it, if that is its syncer's fault, or copy the
         whole state, if it may be ours; and let it be known."""
-        version = self._next
-        if self.state is not FollowState.UPDATING or version is None or version.header.number != event.number:
-            self._drop(event.ticket)
-            return
-        fault = self._context.false_states.judge(event, version, self.heads.holders, now)
+        header = version.header
+        fault = self._context.false_states.judge(answer, version, self.heads.holders, now)
         if fault is not None:
-            self._drop(event.ticket)
-            syncer = version.header.syncer
-            self._shared.out.record("refusal", self._fragment, str(fault), peer=syncer, number=event.number)
-            self._not_taken(self._giver, fault, now)
+            self._shared.out.put(DropSpare(self._fragment))
+            self._shared.out.put(Release(update))
+            words, number = str(fault), header.number
+            self._shared.out.record("refusal", self._fragment, words, peer=header.syncer, number=number)
+            self._not_taken(giver, fault, now)
             return
-        self._shared.out.put(commit_effect(self._shared, self._chain, self._own, version, event.ticket))
+        self._shared.out.put(commit_effect(self._shared, self._chain, self._own, version, update))
         self._chain.extend(version)
-        for paper in version.header.papers:
+        for paper in header.papers:
             if isinstance(paper, Proof):
                 self._shared.excluded.found(paper)
         self._moved("apply", version, now)
-        self._auditor.applied(version, event.cosine, now)
+        self._auditor.applied(version, answer.cosine, now)
 
-    def _drop(self, update: Ticket) -> None:
-        self._shared.out.put(DropSpare(self._fragment))
-        self._shared.out.put(Release(update))
-
-    def state_fetched(self, event: StateFetched, now: float) -> None:
+    def _state_fetched(self, donor: str, answer: StateFetched, now: float) -> None:
         """Take a donor's whole fragment from the spare copy, if it is sound and heavier."""
-        self._siblings.seen(event.peer, event.version)
-        fault = why_no_state(self._context, self.heads, event, now)
-        if self.state is not FollowState.COPYING or fault is not None:
-            self._shared.out.put(DropSpare(self._fragment))
-            if self.state is FollowState.COPYING and fault is not None:
-                self._shared.out.record("catchup", self._fragment, f"not taken: {fault}", peer=event.peer)
-                self._disappointed(event.peer, not fault.innocent, now)
+        version, table, shared = answer.version, answer.watermarks, self._shared
+        self._siblings.seen(donor, version)
+        fault = why_no_state(self._context, self.heads, version, table, donor, now)
+        if fault is not None:
+            shared.out.put(DropSpare(self._fragment))
+            shared.out.record("catchup", self._fragment, f"not taken: {fault}", peer=donor)
+            self._disappointed(donor, not fault.innocent, now)
             return
-        self._doubts.drop(event.peer)
-        shared = self._shared
-        after = next((m.stamp for m in event.watermarks if m.learner == shared.me), Stamp(0, 0))
+        self._doubts.drop(donor)
+        after = next((m.stamp for m in table if m.learner == shared.me), Stamp(0, 0))
         merged_ticket, overwrite = self._own.would_merge(after)
-        shared.out.put(CommitVersion(event.version, None, merged_ticket, event.watermarks, after, overwrite))
-        yields = self.heads.may_replace(event.version.header.head(), event.peer, now)
-        self._chain.replace(event.version, event.watermarks, yields)
-        self._moved("catchup", event.version, now)
+        shared.out.put(CommitVersion(version, None, merged_ticket, table, after, overwrite))
+        self._chain.replace(version, table, self.heads.may_replace(version.header.head(), donor, now))
+        self._moved("catchup", version, now)
 
     def _moved(self, kind: str, version: SignedVersion, now: float) -> None:
         self._done(now, ok=True)
@@ -531,19 +529,23 @@ class ShownVersions:
 
 
 def why_no_state(
-    context: FragmentContext, heads: NamedHeads, event: StateFetched, now: float
+    context: FragmentContext,
+    heads: NamedHeads,
+    version: SignedVersion,
+    table: tuple[Watermark, ...],
+    donor: str,
+    now: float,
 ) -> VersionFault | None:
     """Say why a state that a donor gave is not taken; None: it is."""
-    version, table, shared = event.version, event.watermarks, context.shared
-    header, config = version.header, shared.config
+    shared, header, config = context.shared, version.header, context.shared.config
     right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, context.index)
     if not right or not shared.signed_by(header.syncer, "version", header, version.signature):
         return VersionFault.SIGNATURE
-    if not (heads.yields_to(event.peer, now) or heads.proven(header, event.peer, now)):
+    if not (heads.yields_to(donor, now) or heads.proven(header, donor, now)):
         return VersionFault.UNBACKED
     if context.false_states.builds_on(header):
         return VersionFault.FALSE_STATE
-    if not heads.may_copy(header.head(), event.peer, now):
+    if not heads.may_copy(header.head(), donor, now):
         return VersionFault.UNSUPPORTED
     if not plausible(header, config):
         return VersionFault.IMPLAUSIBLE_TOKENS
@@ -553,7 +555,7 @@ def why_no_state(
         return VersionFault.OUT_OF_SCALE
     if falsely_labelled(shared, version):
         return VersionFault.FALSE_LABEL
-    return None if heads.may_replace(header.head(), event.peer, now) else VersionFault.BEHIND
+    return None if heads.may_replace(header.head(), donor, now) else VersionFault.BEHIND
 
 
 def falsely_labelled(shared: Shared, version: SignedVersion) -> bool:

@@ -7,8 +7,6 @@ from p2pdiloco.core.api.events import (
     ContributionReady,
     DiscardContribution,
     LearnerApplied,
-    Offer,
-    OfferAnswered,
     RequestFragment,
     VoteRecord,
 )
@@ -209,24 +207,6 @@ class Fragment:
         digest = self.chain.digest_of(event.number)
         if digest is not None:
             self.own.learner_applied(event.number, digest)
-
-    def answered(self, event: OfferAnswered, now: float) -> None:
-        """Take in a syncer's word on our contribution, or on a partial of ours."""
-        header = event.offer.signed.header
-        if event.head is not None:
-            self.heard(event.offer.peer, event.head, True, now)
-        if isinstance(header, ContributionHeader):
-            self.own.answered(event, now)
-        elif (delegate := self.posts.delegate_of(header.group)) is not None:
-            delegate.answered(event, now)
-
-    def undelivered(self, offer: Offer, now: float) -> None:
-        """Take in that an offer of ours did not arrive."""
-        header = offer.signed.header
-        if isinstance(header, ContributionHeader):
-            self.own.undelivered(offer, now)
-        elif (delegate := self.posts.delegate_of(header.group)) is not None:
-            delegate.undelivered(offer, now)
 
     def round_for(self, header: ContributionHeader | PartialHeader) -> Round | None:
         """Find which of our rounds an offer is for; None: of no group in which we have a seat now."""

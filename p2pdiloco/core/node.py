@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
@@ -26,22 +25,6 @@ from p2pdiloco.core.round import Round
 from p2pdiloco.errors import invariant
 
 MAX_TRANSFERS = 4096
-PLAIN: dict[type, Callable[[Fragment, Any, float], object]] = {
-    ev.ContributionReady: lambda f, e, t: f.contribution_ready(e, t),
-    ev.Combined: lambda f, e, t: f.own.combined(e),
-    ev.CombineFailed: lambda f, e, t: f.own.combine_failed(e),
-    ev.Merged: lambda f, e, t: f.publisher.merged(e, t),
-    ev.MergeFailed: lambda f, e, t: f.publisher.failed(e, t),
-    ev.PartialMerged: lambda f, e, t: f.posts.partial_merged(e, t),
-    ev.PartialFailed: lambda f, e, t: f.posts.partial_failed(e, t),
-    ev.UpdateFetched: lambda f, e, t: f.follower.update_fetched(e, t),
-    ev.FetchFailed: lambda f, e, t: f.follower.fetch_failed(e, t),
-    ev.UpdateApplied: lambda f, e, t: f.follower.update_applied(e, t),
-    ev.Audited: lambda f, e, t: f.auditor.audited(e, t),
-    ev.LossAudited: lambda f, e, t: f.auditor.loss.audited(e, t),
-    ev.StateFetched: lambda f, e, t: f.follower.state_fetched(e, t),
-}
-"""Handlers of events that concern one part of one fragment; the fragment is polled afterwards."""
 
 
 class Core:
@@ -94,18 +77,15 @@ class Core:
             ev.SendFailed: self._on_send_failed,
             ev.NothingToContribute: self._on_nothing,
             ev.ContributionSent: lambda e, t: self._at(e.fragment).own.sent(e.stamp),
-            ev.OfferAnswered: self._on_answered,
-            ev.OfferUndelivered: self._on_undelivered,
             ev.LearnerApplied: lambda e, t: self._at(e.fragment).learner_applied(e),
             ev.LearnerStatus: self._heartbeats.learner_status,
             ev.LearnerLost: self._on_learner_lost,
             ev.Offered: self._on_offered,
             ev.PayloadReceived: self._on_received,
             ev.PayloadBroken: self._on_broken,
-            ev.Persisted: self._on_persisted,
-            ev.PersistFailed: self._on_persist_failed,
+            ev.Answered: self._on_answered,
             ev.LeaveRequested: self._on_leave,
-            **dict.fromkeys(PLAIN, self._on_plain),
+            ev.ContributionReady: self._on_ready,
         }
         self._messages = self._message_handlers()
 
@@ -320,10 +300,18 @@ class Core:
             self._refuse(sender, fragment.index, fault)
         fragment.poll(now)
 
-    def _on_plain(self, event: Any, now: float) -> None:
-        fragment = self._at(event.fragment)
-        PLAIN[type(event)](fragment, event, now)
-        fragment.poll(now)
+    def _on_answered(self, event: ev.Answered, now: float) -> None:
+        asked, answer = self._shared.out.answered(event.token), event.answer
+        effect = asked.effect
+        if isinstance(effect, ev.Offer) and isinstance(answer, ev.OfferAnswered) and answer.head is not None:
+            self._at(effect.signed.header.fragment).heard(effect.peer, answer.head, True, now)
+        asked.heard(answer, now)
+        if isinstance(effect, ev.Offer) and isinstance(answer, ev.Failed):
+            self._on_send_failed(ev.SendFailed(effect.peer), now)
+        if asked.fragment is None:
+            self._poll_all(now)
+        else:
+            self.fragments[asked.fragment].poll(now)
 
     # --- learner and contributions -------------------------------------------------------------------
 
@@ -331,15 +319,9 @@ class Core:
         self._at(event.fragment).nothing_to_contribute(now)
         self._departure.poll(now)
 
-    def _on_answered(self, event: ev.OfferAnswered, now: float) -> None:
-        fragment = self._at(event.offer.signed.header.fragment)
-        fragment.answered(event, now)
-        fragment.poll(now)
-
-    def _on_undelivered(self, event: ev.OfferUndelivered, now: float) -> None:
-        fragment = self._at(event.offer.signed.header.fragment)
-        fragment.undelivered(event.offer, now)
-        self._on_send_failed(ev.SendFailed(event.offer.peer), now)
+    def _on_ready(self, event: ev.ContributionReady, now: float) -> None:
+        fragment = self._at(event.fragment)
+        fragment.contribution_ready(event, now)
         fragment.poll(now)
 
     def _on_learner_lost(self, _event: ev.LearnerLost, now: float) -> None:
@@ -390,14 +372,6 @@ class Core:
             fragment, whose = found
             fragment.touch()
             whose.broken(event.transfer, event.verdict)
-
-    def _on_persisted(self, event: ev.Persisted, now: float) -> None:
-        if self._shared.out.persisted(event.token, now):
-            self._poll_all(now)
-
-    def _on_persist_failed(self, event: ev.PersistFailed, now: float) -> None:
-        if self._shared.out.persist_failed(event.token, event.reason, now):
-            self._poll_all(now)
 
     # --- leaving -------------------------------------------------------------------------------------
 

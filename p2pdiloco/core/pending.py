@@ -5,13 +5,21 @@ Rules: docs/protocol/exactly-once.md, sections 1, 3 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import Literal
 
 import msgspec
 
-from p2pdiloco.core.api.events import Combine, Combined, ContributionReady, DiscardContribution, Spill
+from p2pdiloco.core.api.events import (
+    Combine,
+    Combined,
+    ContributionReady,
+    DiscardContribution,
+    Failed,
+    Spill,
+)
 from p2pdiloco.core.api.reasons import Then, Verdict
 from p2pdiloco.core.api.types import (
     ContributionHeader,
@@ -162,7 +170,6 @@ class Pending(Underway):
         self.parts: tuple[KeptPart, ...] = ()
         """Contributions that an abandoned version had merged and that are sent again in this one; its payload
         is ours alone."""
-        self.combine_attempt = 0
         self._offered_after = after
         self.sent = False
         """True: all of it went out to another node, once at least, or may have."""
@@ -230,20 +237,15 @@ class Pending(Underway):
 
 
 class Again(Pending):
-    """Merged contributions that a heavier chain lacks, sent again as one; first their payloads are added up.
+    """Merged contributions that a heavier chain lacks, oldest first, sent again as one; first their payloads
+    are added up."""
 
-    Args:
-        lost: oldest first.
-        attempt: number that the answer to the question for their sum bears.
-    """
-
-    def __init__(self, lost: tuple[KeptPart, ...], after: Stamp, head: Head, attempt: int) -> None:
+    def __init__(self, lost: tuple[KeptPart, ...], after: Stamp, head: Head) -> None:
         nothing = ContributionReady(lost[-1].ready.fragment, 0, 0, 0, b"", 0, True)
         base = (head.number, head.digest)
         super().__init__(lost[-1].stamp, after, nothing, base, start=SendState.COMBINING)
         self.attached, self.parts = False, lost
         self.perhaps_held = True  # merged once already: whoever finds it unusable got it damaged
-        self.combine_attempt = attempt
 
 
 IN_MEMORY = 2
@@ -280,9 +282,7 @@ class KeptContributions:
         self._shared = shared
         self._fragment = fragment
         self._parts: list[KeptPart] = []
-        self._attempts = 0
         self._combining: tuple[KeptPart, ...] = ()
-        self._combining_attempt = 0
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -307,7 +307,8 @@ class KeptContributions:
         if len(self._parts) > KEPT_MAX and not self._combining:
             middle = tuple(p for p in self._parts[UNTOUCHED : KEPT_MAX // 2] if p.number != UNMERGED)
             if len(middle) > 1:
-                self._combining, self._combining_attempt = middle, self.combine(middle)
+                self._combining = middle
+                self.combine(middle, partial(self._combined, middle))
 
     def moved(self, watermark: Stamp, number: int, replaced: bool) -> tuple[KeptPart, ...]:
         """Look at our chain's new head, with this watermark of ours from version `number`. List what it
@@ -347,52 +348,42 @@ class KeptContributions:
 
     # --- combining -----------------------------------------------------------------------------------
 
-    def combine(self, parts: Sequence[KeptPart]) -> int:
-        """Ask for the sum of these. Returns the number that its answer will bear."""
-        self._attempts += 1
+    def combine(self, parts: Sequence[KeptPart], heard: Callable[[Combined | Failed, float], None]) -> None:
+        """Ask for the sum of these."""
         tickets = tuple(part.ready.ticket for part in parts)
-        self._shared.out.put(Combine(self._fragment, self._attempts, tickets))
-        return self._attempts
+        self._shared.out.ask(Combine(self._fragment, tickets), heard, self._fragment)
 
-    def together(self, parts: Sequence[KeptPart], event: Combined) -> ContributionReady:
+    def together(self, parts: Sequence[KeptPart], answer: Combined) -> ContributionReady:
         """Describe the sum of these as one contribution."""
         return ContributionReady(
             self._fragment,
-            event.ticket,
+            answer.ticket,
             sum(part.ready.tokens for part in parts),
             sum(part.ready.inner_steps for part in parts),
-            event.payload_digest,
-            event.payload_bytes,
+            answer.payload_digest,
+            answer.payload_bytes,
             True,
         )
 
-    def combined(self, event: Combined) -> bool:
-        """Put the sum in place of the middle. False: it is not wanted any more."""
-        middle, self._combining = self._take(event.attempt)
-        if not middle or any(p not in self._parts or p.number == UNMERGED for p in middle):
-            return False
+    def _combined(self, middle: tuple[KeptPart, ...], answer: Combined | Failed, _now: float) -> None:
+        """Put the sum in place of the middle, or drop what cannot be read: there must be a bound."""
+        self._combining = ()
+        alive = [part for part in middle if part in self._parts]
+        if isinstance(answer, Failed):
+            if alive:
+                self.drop(alive, answer.reason)
+            return
+        if alive != [*middle] or any(part.number == UNMERGED for part in middle):
+            self._shared.out.put(DiscardContribution(self._fragment, answer.ticket))
+            return
         at = self._parts.index(middle[0])
-        ready = self.together(middle, event)
+        ready = self.together(middle, answer)
         whole = KeptPart(middle[0].first, middle[-1].stamp, ready, middle[-1].number)
         whole.spilled = True
-        self._shared.out.put(Spill(self._fragment, event.ticket))
+        self._shared.out.put(Spill(self._fragment, answer.ticket))
         self._parts[at : at + len(middle)] = [whole]
         for part in middle:
             self._discard(part)
-        return True
-
-    def combine_failed(self, attempt: int, reason: str) -> None:
-        """Drop the middle, which cannot be read: there must be a bound."""
-        middle, self._combining = self._take(attempt)
-        alive = [part for part in middle if part in self._parts]
-        if alive:
-            self.drop(alive, reason)
-
-    def _take(self, attempt: int) -> tuple[tuple[KeptPart, ...], tuple[KeptPart, ...]]:
-        """Return (what was being combined in this attempt, what still is)."""
-        if self._combining and attempt == self._combining_attempt:
-            return self._combining, ()
-        return (), self._combining
 
 
 TakeUp = Literal["all", "rest", "none"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from p2pdiloco.core.api.events import PartialFailed, PartialMerged, Release
 from p2pdiloco.core.api.messages import (
     Announce,
     Closing,
@@ -89,11 +88,6 @@ class Posts:
     def named(self, group: str) -> GroupPost | None:
         """Find our post in that group, if we have one."""
         return next((post for post in self.taken if post.name == group), None)
-
-    def delegate_of(self, group: str) -> Delegate | None:
-        """Find the sender of that group's partials, if we are in it and it is not the topmost."""
-        post = self.named(group)
-        return post.delegate if post is not None else None
 
     def above(self, group: str) -> GroupPost | None:
         """Find our post in the group to which the syncer of `group` belongs."""
@@ -271,22 +265,6 @@ class Posts:
         merged, unless that has begun."""
         if self._is_above(level):
             self.taken[level + 1].round.inbox.drop_own(group)
-
-    # --- partial merges ------------------------------------------------------------------------------
-
-    def partial_merged(self, event: PartialMerged, now: float) -> None:
-        """Take in the sums of one of our groups."""
-        delegate = self.delegate_of(event.group)
-        if delegate is None:
-            self._shared.out.put(Release(event.ticket))
-        else:
-            delegate.merged(event, now)
-
-    def partial_failed(self, event: PartialFailed, now: float) -> None:
-        """Take in that the sums of one of our groups cannot be made."""
-        delegate = self.delegate_of(event.group)
-        if delegate is not None:
-            delegate.failed(event, now)
 
     # --- messages ------------------------------------------------------------------------------------
 

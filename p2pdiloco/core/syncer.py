@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -19,12 +20,13 @@ from p2pdiloco.core.api.events import (
     AnswerTransfer,
     DropSpare,
     Effect,
+    Failed,
     Measured,
     Merge,
     Merged,
-    MergeFailed,
     MergeInput,
     PartialInput,
+    Persist,
     Release,
     Send,
     UpdateRecord,
@@ -515,9 +517,7 @@ class Publisher:
         self._chain = context.chain
         self._own = own
         self._job: Job | None = None
-        self._parts: MergedParts | None = None
-        self._repairing: SignedVersion | None = None
-        """False version that the merge under way is to repair."""
+        """Job whose merge is under way."""
         self._on_published = on_published
         self._term = 0
         self._parents: set[bytes] = set()
@@ -531,8 +531,7 @@ class Publisher:
             job.round.failed("this parent has a version of ours in this term", now=job.closed_s)
             return
         self._context.spare.take()
-        self._job = job
-        self._parts = making = MergedParts(job, self._chain.marks)
+        self._job, making = job, MergedParts(job, self._chain.marks)
         parts = making.listed()
         grouped = self._context.grouped
         reason = f"{len(job.held)} of {expected} " + ("groups" if grouped else "live learners")
@@ -550,20 +549,18 @@ class Publisher:
         longest_steps = max((part.inner_steps for part in parts), default=0)
         limits = limits_after(self._chain, self._shared.config, [part.learner for part in parts])
         apart = grouped or making.partials
-        self._repairing = None if apart else self._context.repairs.next()
-        self._shared.out.put(
-            Merge(
-                self._fragment,
-                job.term,
-                job.number,
-                making.inputs,
-                making.partials,
-                longest_steps,
-                limits,
-                making.seed(),
-                self._repairing,
-            )
+        repairs = None if apart else self._context.repairs.next()
+        merge = Merge(
+            self._fragment,
+            job.number,
+            making.inputs,
+            making.partials,
+            longest_steps,
+            limits,
+            making.seed(),
+            repairs,
         )
+        self._shared.out.ask(merge, partial(self._merged, job, making, repairs), self._fragment)
 
     def withdraw(self, now: float) -> bool:
         """Answer that nothing can be stopped. A merge that is not wanted any more is noticed when it
@@ -576,70 +573,89 @@ class Publisher:
     def hurry(self, now: float) -> None:
         """Do nothing: no group is above us."""
 
-    def merged(self, event: Merged, now: float) -> None:
+    def _merged(
+        self,
+        job: Job,
+        making: MergedParts,
+        repairs: SignedVersion | None,
+        answer: Merged | Failed,
+        now: float,
+    ) -> None:
         """Sign the merged version, make it durable, then let it be known."""
-        job = self._job
-        if job is None or self._parts is None or not job.round.awaits(event.term, event.number):
+        wanted = job is self._job and job.round.awaits(job.term, job.number)
+        if isinstance(answer, Failed):
             self._drop_spare()
-            self._shared.out.put(Release(event.ticket))
-            self._shared.out.record("merge", self._fragment, "stale: the world moved on", number=event.number)
+            self._shared.out.record("merge", self._fragment, f"failed: {answer.reason}", number=job.number)
+            if wanted:
+                job.round.failed(answer.reason, now, answer.unusable)
+            return
+        if not wanted:
+            self._not_made(answer)
+            self._shared.out.record("merge", self._fragment, "stale: the world moved on", number=job.number)
             return
         job.round.merge_done()
-        self._shared.out.cut(self._fragment, event.cut, self._shared.me)
-        config, head = self._shared.config, self._chain.head
-        parts = self._parts.listed(event.measured)
-        now_usual = scale_after(self._chain, parts, config)
-        papers: tuple[Paper, ...] = ()
-        marks = self._chain.marks.after(event.number, parts)
-        if event.term != self._chain.header.term:
-            papers = self._context.roster.to_carry(event.number, marks, self._shared.excluded.proofs)
-            marks = self._chain.marks.after(event.number, parts, papers)
-        if (self._chain.marks.seats | marks.seats).isdisjoint(part.learner for part in parts):
-            self._drop_spare()  # papers came, or its seat's work dropped out, since the round closed
-            self._shared.out.put(Release(event.ticket))
+        self._shared.out.cut(self._fragment, answer.cut, self._shared.me)
+        version = self._signed(job, making, repairs, answer)
+        if version is None:
+            self._not_made(answer)
             job.round.failed("no seat's work is in it", now)
             return
-        epoch, groups = plan_after(self._chain.header, marks, event.number, config)
+
+        def heard(failed: Failed | None, now: float) -> None:
+            if failed is None:
+                self._published(version, job, repairs, now)
+            else:
+                self._not_published(answer, job, now, failed.reason)
+
+        then = self._continuation(version, answer.ticket, now)
+        self._shared.out.ask(Persist(UpdateRecord(version, answer.ticket), then), heard)
+
+    def _signed(
+        self, job: Job, making: MergedParts, repairs: SignedVersion | None, merged: Merged
+    ) -> SignedVersion | None:
+        """Sign the version that was merged; None: papers came, or its seat's work dropped out, since the
+        round closed, and nobody would take it."""
+        config, head = self._shared.config, self._chain.head
+        parts = making.listed(merged.measured)
+        now_usual = scale_after(self._chain, parts, config)
+        papers: tuple[Paper, ...] = ()
+        marks = self._chain.marks.after(job.number, parts)
+        if job.term != self._chain.header.term:
+            papers = self._context.roster.to_carry(job.number, marks, self._shared.excluded.proofs)
+            marks = self._chain.marks.after(job.number, parts, papers)
+        if (self._chain.marks.seats | marks.seats).isdisjoint(part.learner for part in parts):
+            return None
+        epoch, groups = plan_after(self._chain.header, marks, job.number, config)
         limits = limits_after(self._chain, config, [part.learner for part in parts])
         header = VersionHeader(
             run=config.run,
             group=WHOLE_RUN,
             fragment=self._fragment,
-            number=event.number,
+            number=job.number,
             parent=head.digest,
-            term=event.term,
+            term=job.term,
             syncer=self._shared.me,
             tokens=now_usual.tokens,
-            state_digest=event.state_digest,
-            update_digest=event.update_digest,
-            update_bytes=event.update_bytes,
+            state_digest=merged.state_digest,
+            update_digest=merged.update_digest,
+            update_bytes=merged.update_bytes,
             codec=config.update_codec,
             contributors=parts,
             epoch=epoch,
             groups=groups,
             unit=now_usual.unit,
-            norm=event.norm,
+            norm=merged.norm,
             reach=now_usual.reach,
             table=marks.digest,
             limits=limits,
-            partials=in_a_version(limits, self._parts.merged),
-            repairs=self._repaired(event),
+            partials=in_a_version(limits, making.merged),
+            repairs=repairs.header.digest() if repairs is not None and merged.repaired else None,
             papers=papers,
         )
-        if event.term != self._term:
-            self._term, self._parents = event.term, set()
+        if job.term != self._term:
+            self._term, self._parents = job.term, set()
         self._parents.add(head.digest)
-        version = SignedVersion(header, self._shared.sign("version", header))
-        self._shared.out.persist(
-            UpdateRecord(version, event.ticket),
-            self._continuation(version, event.ticket, now),
-            lambda t: self._published(version, job, t),
-            lambda t, why: self._not_published(event, job, t, why),
-        )
-
-    def _repaired(self, event: Merged) -> bytes | None:
-        version = self._repairing if event.repaired else None
-        return None if version is None else version.header.digest()
+        return SignedVersion(header, self._shared.sign("version", header))
 
     def _continuation(self, version: SignedVersion, update: Ticket, now: float) -> tuple[Effect, ...]:
         """List what may happen once the version is durable: it becomes ours, and those around us may know."""
@@ -651,7 +667,7 @@ class Publisher:
         sends = tuple(Send(peer, announce) for peer in told)
         return (commit_effect(self._shared, self._chain, self._own, version, update), *sends)
 
-    def _published(self, version: SignedVersion, job: Job, now: float) -> None:
+    def _published(self, version: SignedVersion, job: Job, repairs: SignedVersion | None, now: float) -> None:
         self._context.spare.free()
         self._chain.extend(version)
         self._context.moved(now)
@@ -659,8 +675,8 @@ class Publisher:
         job.round.published(now - job.closed_s)
         header = version.header
         words = f"version {header.number} with {len(header.contributors)} contributions"
-        if header.repairs is not None and self._repairing is not None:
-            words += f", takes false version {self._repairing.header.number} back"
+        if header.repairs is not None and repairs is not None:
+            words += f", takes false version {repairs.header.number} back"
         self._shared.out.record(
             "publish",
             self._fragment,
@@ -672,19 +688,14 @@ class Publisher:
         )
         self._on_published(now)
 
-    def failed(self, event: MergeFailed, now: float) -> None:
-        """Take in that contributions turned out unusable, or the worker failed."""
-        self._drop_spare()
-        self._shared.out.record("merge", self._fragment, f"failed: {event.reason}", number=event.number)
-        job = self._job
-        if job is not None and job.round.awaits(event.term, event.number):
-            job.round.failed(event.reason, now, event.unusable)
-
-    def _not_published(self, event: Merged, job: Job, now: float, why: str) -> None:
-        self._drop_spare()
-        self._shared.out.put(Release(event.ticket))
-        self._shared.out.record("publish", self._fragment, f"could not be saved: {why}", number=event.number)
+    def _not_published(self, merged: Merged, job: Job, now: float, why: str) -> None:
+        self._not_made(merged)
+        self._shared.out.record("publish", self._fragment, f"could not be saved: {why}", number=job.number)
         job.round.failed(f"cannot save: {why}", now)
+
+    def _not_made(self, merged: Merged) -> None:
+        self._drop_spare()
+        self._shared.out.put(Release(merged.ticket))
 
     def _drop_spare(self) -> None:
         self._context.spare.free()

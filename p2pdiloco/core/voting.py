@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.events import Effect, VoteRecord
+from p2pdiloco.core.api.events import Effect, Failed, Persist, VoteRecord
 from p2pdiloco.core.api.messages import VoteRefused, VoteRequest
 from p2pdiloco.core.api.papers import TwoVotes
 from p2pdiloco.core.api.reasons import MessageFault, VoteRefusal
@@ -80,12 +80,14 @@ class Voter:
         failed: Callable[[float, str], None] = lambda now, why: None,
     ) -> None:
         self.unsaved_votes += 1
-        self._shared.out.persist(
-            record,
-            then,
-            lambda t: self._saved(record, done, t),
-            lambda t, why: self._not_saved(failed, t, why),
-        )
+
+        def heard(answer: Failed | None, now: float) -> None:
+            if answer is None:
+                self._saved(record, done, now)
+            else:
+                self._not_saved(failed, now, answer.reason)
+
+        self._shared.out.ask(Persist(record, then), heard)
 
     def _save_again(self) -> None:
         """Save our newest vote here once more, so that no older one is written after it."""

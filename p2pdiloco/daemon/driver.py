@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.events import CommitVersion, Event, SendFailed
 from p2pdiloco.core.api.messages import Message, Progress
@@ -77,39 +79,47 @@ class Runner:
         """Future that is done when the core counts as a full member."""
         self.departure: asyncio.Future[None] = self._loop.create_future()
         """Done once the core has left (`Left`)."""
-        self._do = self._effects()
+        self._do, self._answers = self._effects(), self._questions()
         self._post.emptied_by(self._pump)
 
     def _effects(self) -> dict[type, Callable[[Any], object]]:
         executors, spawn = self._executors, self._background.spawn
         tickets, learner, transfers = executors.tickets, executors.learner, executors.transfers
-        kept, merging = executors.kept, executors.merging
         return {
+            ev.Ask: self._ask,
             ev.Send: lambda e: executors.outbound.send(e.peer, e.message),
-            ev.Persist: lambda e: spawn(self._persist(e)),
             ev.KeepProofs: self._keep_proofs,
             ev.CastOut: lambda e: spawn(self._cast_out(e)),
             ev.RequestFragment: lambda e: learner.request(e.fragment),
-            ev.Offer: lambda e: self._up(transfers.offer(e, tickets.get(e.ticket))),
             ev.DiscardContribution: lambda e: tickets.release(e.ticket),
             ev.Spill: self._spill,
-            ev.Combine: lambda e: spawn(kept.run_combine(e, kept.sources(e))),
             ev.RetireSlot: lambda e: learner.retire(e.fragment, e.ticket),
             ev.AcceptTransfer: lambda e: transfers.pushes_in.decided(e),
             ev.AnswerTransfer: lambda e: transfers.pushes_in.decided(e),
             ev.Release: lambda e: tickets.release(e.ticket),
-            ev.Merge: lambda e: spawn(merging.merge(e)),
-            ev.MergePartial: lambda e: spawn(merging.merge_partial(e)),
-            ev.FetchUpdate: lambda e: spawn(transfers.fetch_update(e)),
-            ev.FetchState: lambda e: spawn(transfers.fetch_state(e)),
-            ev.ApplyUpdate: lambda e: spawn(merging.apply(e)),
-            ev.Audit: lambda e: spawn(transfers.auditing.audit(e)),
-            ev.LossAudit: lambda e: spawn(executors.loss_auditing.audit(e)),
-            ev.DropSpare: lambda e: spawn(merging.drop_spare(e)),
+            ev.DropSpare: lambda e: spawn(executors.merging.drop_spare(e)),
             ev.CommitVersion: lambda e: spawn(executors.committing.commit(e)),
             ev.Record: executors.record,
             ev.Confirmed: lambda _effect: _happened(self.confirmed),
             ev.Left: lambda _effect: _happened(self.departure),
+        }
+
+    def _questions(self) -> dict[type, Callable[[Any], Coroutine[Any, Any, Struct | None]]]:
+        """Ways to answer effects. Payloads are held from the call on: the core may release their tickets
+        before the work begins."""
+        executors, merging, transfers = self._executors, self._executors.merging, self._executors.transfers
+        kept = executors.kept
+        return {
+            ev.Persist: self._persist,
+            ev.Offer: lambda e: transfers.offer(e, executors.tickets.get(e.ticket)),
+            ev.Combine: lambda e: kept.run_combine(e, kept.sources(e)),
+            ev.Merge: merging.merge,
+            ev.MergePartial: merging.merge_partial,
+            ev.FetchUpdate: transfers.fetch_update,
+            ev.FetchState: transfers.fetch_state,
+            ev.ApplyUpdate: merging.apply,
+            ev.Audit: transfers.auditing.audit,
+            ev.LossAudit: executors.loss_auditing.audit,
         }
 
     # --- pump ----------------------------------------------------------------------------------------
@@ -158,10 +168,15 @@ class Runner:
         if writing is not None:
             self._background.spawn(writing)
 
-    def _up(self, transfer: Coroutine[Any, Any, None]) -> None:
-        task = self._background.spawn(transfer)
-        self._offers.add(task)
-        task.add_done_callback(self._offers.discard)
+    def _ask(self, asked: ev.Ask) -> None:
+        work = self._answers[type(asked.effect)](asked.effect)
+        task = self._background.spawn(self._answer(asked.token, work))
+        if isinstance(asked.effect, ev.Offer):
+            self._offers.add(task)
+            task.add_done_callback(self._offers.discard)
+
+    async def _answer(self, token: int, work: Coroutine[Any, Any, Struct | None]) -> None:
+        self._post.put(ev.Answered(token, await work))
 
     async def end_offers(self) -> None:
         """Cut what of ours is on its way: from now on nobody has more of it than the core knows."""
@@ -180,15 +195,14 @@ class Runner:
             await self._keeping
         raise UserError(f"the others exclude this node for good: {effect.words}", str(effect.why))
 
-    async def _persist(self, effect: ev.Persist) -> None:
+    async def _persist(self, effect: ev.Persist) -> ev.Failed | None:
         try:
             await self._executors.durable.save(effect.record)
         except StorageError as error:
-            self._post.put(ev.PersistFailed(effect.token, str(error)[:160]))
-            return
+            return ev.Failed(str(error)[:160])
         for then in effect.then:
             self._do[type(then)](then)
-        self._post.put(ev.Persisted(effect.token))
+        return None
 
 
 def _happened(future: asyncio.Future[None]) -> None:
@@ -300,14 +314,10 @@ SEED_BYTES = 16
 """Size of the seed of a sample that nobody else draws."""
 Named = tuple[bytes, int, Payload]
 """Digest, ticket, and a payload itself."""
-Work = Coroutine[Any, Any, None]
-"""Work to be run in the background. Payloads are held from the call on: the core may release the tickets
-before the work begins."""
 
 
 class Merging:
-    """Merging: carries out `Merge`, `MergePartial`, `ApplyUpdate` and `DropSpare` in the tensors thread;
-    each ends in an event."""
+    """Merging: carries out `Merge`, `MergePartial`, `ApplyUpdate` and `DropSpare` in the tensors thread."""
 
     def __init__(
         self,
@@ -341,11 +351,13 @@ class Merging:
             [tickets.payload(part.ticket) for part in effect.partials],
         )
 
-    def merge(self, effect: ev.Merge) -> Work:
+    def merge(self, effect: ev.Merge) -> Coroutine[Any, Any, ev.Merged | ev.Failed]:
         """Merge into the spare, as a new version."""
         return self._merge(effect, *self._inputs(effect))
 
-    async def _merge(self, effect: ev.Merge, inputs: list[Input], partials: list[Payload]) -> None:
+    async def _merge(
+        self, effect: ev.Merge, inputs: list[Input], partials: list[Payload]
+    ) -> ev.Merged | ev.Failed:
         vault, correction, named = self._compute.vault, None, _named(effect, inputs, partials)
         if effect.repairs is not None and self._repair is not None:
             correction = await self._repair(effect.repairs)
@@ -373,35 +385,28 @@ class Merging:
                 correction = None
             done = await self._compute.run(make)
         except (UnusableInputs, StorageError) as error:
-            why, unusable = str(error)[:160], _unusable(effect, error)
-            self._post(ev.MergeFailed(effect.fragment, effect.term, effect.number, why, unusable))
-            return
+            return ev.Failed(str(error)[:160], _unusable(effect, error))
         if vault.maker.repeatable:
             self._keep(effect.fragment, named)
         ticket = self._tickets.put(done.update)
-        self._post(
-            ev.Merged(
-                effect.fragment,
-                effect.term,
-                effect.number,
-                ticket,
-                update_digest=done.update_digest,
-                update_bytes=len(done.update),
-                state_digest=done.state_digest,
-                norm=done.norm,
-                cut=_learners(effect, done.found.cut),
-                measured=_measured(done.found),
-                repaired=correction is not None,
-            )
+        return ev.Merged(
+            ticket,
+            update_digest=done.update_digest,
+            update_bytes=len(done.update),
+            state_digest=done.state_digest,
+            norm=done.norm,
+            cut=_learners(effect, done.found.cut),
+            measured=_measured(done.found),
+            repaired=correction is not None,
         )
 
-    def merge_partial(self, effect: ev.MergePartial) -> Work:
+    def merge_partial(self, effect: ev.MergePartial) -> Coroutine[Any, Any, ev.PartialMerged | ev.Failed]:
         """Add up what a group contributed."""
         return self._merge_partial(effect, *self._inputs(effect))
 
     async def _merge_partial(
         self, effect: ev.MergePartial, inputs: list[Input], partials: list[Payload]
-    ) -> None:
+    ) -> ev.PartialMerged | ev.Failed:
         vault, named = self._compute.vault, _named(effect, inputs, partials)
 
         def make() -> PartialMerge:
@@ -412,32 +417,25 @@ class Merging:
         try:
             done = await self._compute.run(make)
         except (UnusableInputs, StorageError) as error:
-            why, unusable = str(error)[:160], _unusable(effect, error)
-            self._post(ev.PartialFailed(effect.fragment, effect.group, effect.attempt, why, unusable))
-            return
+            return ev.Failed(str(error)[:160], _unusable(effect, error))
         ticket = self._tickets.put(done.payload)
         if vault.maker.repeatable:
             made = done.digest, ticket, done.payload
             self._keep(effect.fragment, [*named, made])
-        self._post(
-            ev.PartialMerged(
-                effect.fragment,
-                effect.group,
-                effect.attempt,
-                ticket,
-                payload_digest=done.digest,
-                payload_bytes=len(done.payload),
-                cut=_learners(effect, done.found.cut),
-                measured=_measured(done.found),
-            )
+        return ev.PartialMerged(
+            ticket,
+            payload_digest=done.digest,
+            payload_bytes=len(done.payload),
+            cut=_learners(effect, done.found.cut),
+            measured=_measured(done.found),
         )
 
-    def apply(self, effect: ev.ApplyUpdate) -> Work:
+    def apply(self, effect: ev.ApplyUpdate) -> Coroutine[Any, Any, ev.UpdateApplied]:
         """Make the outer step of somebody else's update into the spare."""
         own = None if effect.own is None else self._tickets.in_memory(effect.own)
         return self._apply(effect, self._tickets.get(effect.ticket), own)
 
-    async def _apply(self, effect: ev.ApplyUpdate, update: Buffer, own: Buffer | None) -> None:
+    async def _apply(self, effect: ev.ApplyUpdate, update: Buffer, own: Buffer | None) -> ev.UpdateApplied:
         vault, unsound, cosine, certain = self._compute.vault, False, None, False
 
         def step() -> bytes:
@@ -458,9 +456,7 @@ class Merging:
                 {"fragment": effect.fragment, "number": effect.number, "error": str(error)},
             )
             digest, unsound = b"", True
-        self._post(
-            ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, digest, unsound, cosine, certain)
-        )
+        return ev.UpdateApplied(digest, unsound, cosine, certain)
 
     def _is_sound(self, effect: ev.ApplyUpdate, update: Buffer) -> bool:
         """Tell whether that an outer step has another result than its syncer states is no fault of ours."""
@@ -487,7 +483,7 @@ class Merging:
         except Unsound:
             return None
 
-    def drop_spare(self, effect: ev.DropSpare) -> Work:
+    def drop_spare(self, effect: ev.DropSpare) -> Coroutine[Any, Any, None]:
         """Give up what is in the spare."""
         return self._compute.run(self._compute.vault.drop_spare, effect.fragment)
 

@@ -249,7 +249,7 @@ class Member:
     def _open_streams(self) -> None:
         held, transport, post = self.holdings, self.peer.transport, self.post.put
         in_memory_bytes = 0 if held.memory_is_bounded else IN_MEMORY_BYTES
-        self.kept = KeptPayloads(held.kept, held.tickets, held.compute, held.disk_io, post, in_memory_bytes)
+        self.kept = KeptPayloads(held.kept, held.tickets, held.compute, held.disk_io, in_memory_bytes)
         self.chain = OwnChain(self.core, self.run.layouts, held.updates, held.store, held.disk_io, self.kept)
         self.transfers = Transfers(
             self.chain, transport, held.compute, held.tickets, post, self.meters, held.memory, held.spool
@@ -310,7 +310,6 @@ class Member:
             self.learner_link.questions,
             self.holdings.store.folder,
             self.run.manifest,
-            self.post.put,
         )
 
     def _keep_and_show(self) -> None:

@@ -21,8 +21,8 @@ from p2pdiloco.adapters.run_store import KeptFiles, RunStore
 from p2pdiloco.core.api.events import (
     Combine,
     Combined,
-    CombineFailed,
     CommitVersion,
+    Failed,
     Spill,
     UpdateRecord,
     VoteRecord,
@@ -34,7 +34,7 @@ from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.wire import StateHeader
 from p2pdiloco.errors import InvariantViolation, RemoteError, StorageError, UserError, invariant
 from p2pdiloco.learner.channel import BaseRef
-from p2pdiloco.ports import Buffer, PostEvent
+from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.codecs import codec
 from p2pdiloco.tensors.layout import Exchange, FragmentLayout, scatter
 from p2pdiloco.tensors.merge import Payload, memory_bytes
@@ -290,7 +290,6 @@ class KeptPayloads:
     _tickets: Tickets
     _compute: Compute
     _io: ThreadPoolExecutor
-    _post: PostEvent
     _most_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -353,17 +352,14 @@ class KeptPayloads:
             logger.debug("a merged contribution cannot be given: %s", error)
             return None
 
-    async def run_combine(self, effect: Combine, sources: list[Callable[[], Buffer]]) -> None:
+    async def run_combine(self, effect: Combine, sources: list[Callable[[], Buffer]]) -> Combined | Failed:
         """Add payloads up in the tensors thread; of those on the disk, one at a time is in memory."""
         try:
             done = await self._compute.run(self._compute.vault.own.combine, effect.fragment, sources)
         except (RemoteError, StorageError) as error:
             logger.error("contributions that a lost branch had merged cannot be sent again: %s", error)
-            self._post(CombineFailed(effect.fragment, effect.attempt, str(error)[:160]))
-            return
-        ticket = self._tickets.put(done.payload)
-        size = len(done.payload)
-        self._post(Combined(effect.fragment, effect.attempt, ticket, done.digest, size))
+            return Failed(str(error)[:160])
+        return Combined(self._tickets.put(done.payload), done.digest, len(done.payload))
 
 
 class UpdateLog:

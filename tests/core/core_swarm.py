@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from kit import STEP_S, digest, restored_nothing
+from msgspec import Struct
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import CoreConfig
@@ -43,6 +44,8 @@ class Swarm:
         self.on_effect: Callable[[Member, ev.Effect], None] = lambda member, effect: None
         self._queue: deque[tuple[str, ev.Event]] = deque()
         self._offers: dict[int, tuple[str, ev.Offer]] = {}
+        self.tokens: dict[int, ev.Ask] = {}
+        """What is not answered yet, by the identity of the effect."""
         self.sums: dict[int, tuple[str, ...]] = {}
         """Ticket of a partial merge -> learners in it, as often as they are in it."""
         self.too_long: set[str] = set()
@@ -101,10 +104,17 @@ class Swarm:
 
     def _carry_out(self, member: Member | None, effect: ev.Effect) -> None:
         assert member is not None
+        if isinstance(effect, ev.Ask):
+            self.tokens[id(effect.effect)] = effect
+            effect = effect.effect
         self.on_effect(member, effect)
         handler = getattr(self, f"_{type(effect).__name__}", None)
         if handler is not None:
             handler(member, effect)
+
+    def answer(self, peer: str, asked: ev.Effect, answer: Struct | None) -> None:
+        """That is what came of a member's effect."""
+        self.post(peer, ev.Answered(self.tokens.pop(id(asked)).token, answer))
 
     def _Send(self, member: Member, effect: ev.Send) -> None:
         there = effect.peer in self.members
@@ -114,14 +124,14 @@ class Swarm:
     def _Persist(self, member: Member, effect: ev.Persist) -> None:
         for following in effect.then:
             self._carry_out(member, following)
-        self.post(member.peer, ev.Persisted(effect.token))
+        self.answer(member.peer, effect, None)
 
     def _RequestFragment(self, member: Member, effect: ev.RequestFragment) -> None:
         self.post(member.peer, ev.NothingToContribute(effect.fragment))
 
     def _Offer(self, member: Member, effect: ev.Offer) -> None:
         if effect.peer not in self.members:
-            self.post(member.peer, ev.OfferUndelivered(effect))
+            self.answer(member.peer, effect, ev.Failed("nobody is there"))
             return
         transfer = self.number()
         self._offers[transfer] = (member.peer, effect)
@@ -136,13 +146,13 @@ class Swarm:
     def _AnswerTransfer(self, member: Member, effect: ev.AnswerTransfer) -> None:
         sender, offer = self._offers.pop(effect.transfer)
         head = member.core.fragments[effect.fragment].chain.head
-        self.post(sender, ev.OfferAnswered(offer, effect.verdict, head))
+        self.answer(sender, offer, ev.OfferAnswered(effect.verdict, head))
 
     def _Merge(self, member: Member, effect: ev.Merge) -> None:
         update = digest("update", self.merged(effect))
         self._outer_step(member, effect.fragment, update)
-        key = (effect.fragment, effect.term, effect.number)
-        self.post(member.peer, ev.Merged(*key, self.number(), update, 100, member.spares[effect.fragment]))
+        state = member.spares[effect.fragment]
+        self.answer(member.peer, effect, ev.Merged(self.number(), update, 100, state))
 
     def merged(self, effect: ev.Merge | ev.MergePartial) -> tuple[str, ...]:
         """The learners whose work is added up, as often as it is."""
@@ -154,8 +164,7 @@ class Swarm:
         self.sums[ticket] = self.merged(effect)
         payload = digest("sums", self.sums[ticket])
         cut = tuple(sorted(self.too_long & {*self.sums[ticket]}))
-        done = ev.PartialMerged(effect.fragment, effect.group, effect.attempt, ticket, payload, 400, cut)
-        self.post(member.peer, done)
+        self.answer(member.peer, effect, ev.PartialMerged(ticket, payload, 400, cut))
 
     def _outer_step(self, member: Member, fragment: int, update: bytes) -> None:
         member.spares[fragment] = digest(member.states[fragment], update)
@@ -165,25 +174,22 @@ class Swarm:
         entry = holder.log.get((effect.fragment, effect.number)) if holder else None
         if entry is None:
             reason = FetchFailure.GONE if holder else FetchFailure.UNREACHABLE
-            self.post(member.peer, ev.FetchFailed(effect.fragment, effect.number, effect.peer, reason))
+            self.answer(member.peer, effect, ev.FetchFailed(reason))
             return
-        self.post(member.peer, ev.UpdateFetched(effect.fragment, effect.peer, entry[0], self.number()))
+        self.answer(member.peer, effect, ev.UpdateFetched(entry[0], self.number()))
         self._outer_step(member, effect.fragment, entry[0].header.update_digest)
 
     def _ApplyUpdate(self, member: Member, effect: ev.ApplyUpdate) -> None:
-        state = member.spares[effect.fragment]
-        self.post(member.peer, ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, state))
+        self.answer(member.peer, effect, ev.UpdateApplied(member.spares[effect.fragment]))
 
     def _FetchState(self, member: Member, effect: ev.FetchState) -> None:
         holder = self.members.get(effect.peer)
         if holder is None:
-            failed = ev.FetchFailed(effect.fragment, effect.number, effect.peer, FetchFailure.UNREACHABLE)
-            self.post(member.peer, failed)
+            self.answer(member.peer, effect, ev.FetchFailed(FetchFailure.UNREACHABLE))
             return
         chain = holder.core.fragments[effect.fragment].chain
         member.spares[effect.fragment] = holder.states[effect.fragment]
-        copied = ev.StateFetched(effect.fragment, effect.peer, chain.signed, chain.marks.table)
-        self.post(member.peer, copied)
+        self.answer(member.peer, effect, ev.StateFetched(chain.signed, chain.marks.table))
 
     def _CommitVersion(self, member: Member, effect: ev.CommitVersion) -> None:
         header = effect.version.header

@@ -6,6 +6,7 @@ import hashlib
 import random
 from typing import Any, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 from partials_kit import partials_of
 
@@ -291,6 +292,9 @@ def offer_to(peer: str, stamp: Stamp = FIRST, fragment: int = 0) -> ev.Offer:
     return ev.Offer(peer, contribution("me", genesis(fragment).header.head(), stamp, fragment=fragment), 0)
 
 
+PULLS = ev.FetchUpdate, ev.FetchState
+
+
 class Solo:
     """A core, its clock, and peers that say what the test makes them say. Disk writes succeed at once
     unless `slow_disk`; then they wait in `writing`."""
@@ -308,6 +312,8 @@ class Solo:
         self.config = cfg or config()
         self.me, self.now, self.slow_disk = me, 1000.0, False
         self.writing: list[ev.Persist] = []
+        self.unanswered: list[ev.Ask] = []
+        """What is not answered yet."""
         self.peers = peers
         self.heard: dict[str, Any] = heard
         self.says: dict[str, dict[str, Any]] = {}
@@ -335,9 +341,33 @@ class Solo:
 
     def feed(self, event: ev.Event) -> list[ev.Effect]:
         """One event; disk writes are answered and their continuations are among the effects."""
-        effects = self.core.handle(event, self.now)
-        self.writing += found(effects, ev.Persist)
+        effects = self._handled(event)
         return effects + ([] if self.slow_disk else self.write())
+
+    def _handled(self, event: ev.Event) -> list[ev.Effect]:
+        return self.taken(self.core.handle(event, self.now))
+
+    def taken(self, effects: list[ev.Effect]) -> list[ev.Effect]:
+        """Note what is to be answered; all effects, and those that were inside an `Ask`."""
+        self.unanswered += found(effects, ev.Ask)
+        effects = [effect.effect if isinstance(effect, ev.Ask) else effect for effect in effects]
+        self.writing += found(effects, ev.Persist)
+        return effects
+
+    def token(self, asked: ev.Effect | type[ev.Effect] | tuple[type[ev.Effect], ...]) -> int:
+        """Take out the token of an effect, or of the newest one of a kind, that is to be answered."""
+        is_kind = isinstance(asked, type | tuple)
+        for ask in reversed(self.unanswered):
+            if isinstance(ask.effect, asked) if is_kind else ask.effect is asked:
+                self.unanswered.remove(ask)
+                return ask.token
+        raise AssertionError(f"nobody asked for {asked}")
+
+    def answer(
+        self, asked: ev.Effect | type[ev.Effect] | tuple[type[ev.Effect], ...], answer: Struct | None
+    ) -> list[ev.Effect]:
+        """That is what came of an effect, or of the newest one of a kind."""
+        return self.feed(ev.Answered(self.token(asked), answer))
 
     def write(self) -> list[ev.Effect]:
         """The disk is done with everything."""
@@ -345,9 +375,7 @@ class Solo:
         while self.writing:
             job = self.writing.pop(0)
             effects += [*job.then]
-            more = self.core.handle(ev.Persisted(job.token), self.now)
-            self.writing += found(more, ev.Persist)
-            effects += more
+            effects += self._handled(ev.Answered(self.token(job), None))
         return effects
 
     def message(self, sender: str, message: msg.Message) -> list[ev.Effect]:
@@ -415,16 +443,14 @@ class Solo:
     def merged(self, merge: ev.Merge, cut: tuple[str, ...] = ()) -> list[ev.Effect]:
         """The merge worker is done. `cut`: learners whose contributions were too long."""
         update, state = digest("update", merge.number), digest("state", merge.number)
-        key = merge.fragment, merge.term, merge.number, 500 + merge.number
-        done = ev.Merged(*key, update, 100, state, 0.0, cut)
-        return self.feed(done)
+        return self.answer(merge, ev.Merged(500 + merge.number, update, 100, state, 0.0, cut))
 
     def announce(self, version: SignedVersion, ticket: int = 900) -> list[ev.Effect]:
         """A peer's new version is announced, pulled and applied."""
         header = version.header
         effects = self.message(header.syncer, announce(version))
         for pull in found(effects, ev.FetchUpdate):
-            effects += self.feed(ev.UpdateFetched(pull.fragment, pull.peer, version, ticket))
+            effects += self.answer(pull, ev.UpdateFetched(version, ticket))
         for job in found(effects, ev.ApplyUpdate):
-            effects += self.feed(ev.UpdateApplied(job.fragment, job.number, ticket, header.state_digest))
+            effects += self.answer(job, ev.UpdateApplied(header.state_digest))
         return effects

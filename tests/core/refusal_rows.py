@@ -325,8 +325,7 @@ class Below:
         """The first time; a group of one would try it again at once, and again."""
         self.member = member
         del self.swarm._MergePartial  # type: ignore[method-assign]
-        failed = ev.PartialFailed(effect.fragment, effect.group, effect.attempt, "out of memory")
-        self.swarm.post(member.peer, failed)
+        self.swarm.answer(member.peer, effect, ev.Failed("out of memory"))
 
     def again(self, seconds: float) -> list[ev.Offer]:
         """How it is offered again in the next so many seconds."""
@@ -335,12 +334,16 @@ class Below:
         return [
             offer
             for member, offer in self.offers
-            if member is self.member and offer.attempt == self.offer.attempt
+            if member is self.member and offer.ticket == self.offer.ticket
         ]
 
     def answer(self, verdict: Verdict, offer: ev.Offer | None = None) -> None:
         """The syncer above answers."""
-        self.swarm.post(self.member.peer, ev.OfferAnswered(offer or self.offer, verdict, None))
+        self.swarm.answer(self.member.peer, offer or self.offer, ev.OfferAnswered(verdict, None))
+
+    def undelivered(self) -> None:
+        """The stream broke."""
+        self.swarm.answer(self.member.peer, self.offer, ev.Failed("cut"))
 
     def recorded(self, kind: str) -> list[str]:
         """What the member recorded."""

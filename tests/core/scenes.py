@@ -119,7 +119,7 @@ def held_by_p1(says: Verdict = Verdict.IN_ROUND) -> Solo:
     solo.learn()
     solo.elect("p1")
     offer = found(solo.ready(), ev.Offer)[0]
-    solo.feed(ev.OfferAnswered(offer, says, solo.head))
+    solo.answer(offer, ev.OfferAnswered(says, solo.head))
     return solo
 
 
@@ -132,7 +132,7 @@ def without_ours(
         made = solo.announce(child(solo.fragment.chain.header, "p1", ("p2", "p3")))
         effects += made
         for offer in found(made, ev.Offer):
-            effects += solo.feed(ev.OfferAnswered(offer, says, head or solo.head))
+            effects += solo.answer(offer, ev.OfferAnswered(says, head or solo.head))
     return effects
 
 
@@ -154,13 +154,13 @@ def serve(solo: Solo, effects: list[ev.Effect]) -> list[ev.Effect]:
         done += effects
         asked, effects = effects, []
         for pull in found(asked, ev.FetchUpdate):
-            effects += solo.feed(ev.UpdateFetched(0, pull.peer, FAR[pull.number], pull.number))
+            effects += solo.answer(pull, ev.UpdateFetched(FAR[pull.number], pull.number))
         for job in found(asked, ev.ApplyUpdate):
             state = FAR[job.number].header.state_digest
-            effects += solo.feed(ev.UpdateApplied(0, job.number, job.ticket, state))
+            effects += solo.answer(job, ev.UpdateApplied(state))
         for copy in found(asked, ev.FetchState):
             far = FAR[copy.number]
-            effects += solo.feed(ev.StateFetched(0, copy.peer, far, table(far)))
+            effects += solo.answer(copy, ev.StateFetched(far, table(far)))
     return done
 
 

@@ -61,9 +61,7 @@ def excluded(solo: Solo) -> tuple[str, ...]:
 
 
 def outcome(solo: Solo, audit: ev.Audit, how: AuditOutcome, withheld: bool = False) -> Effects:
-    header = audit.version.header
-    key = audit.fragment, header.number, header.digest()
-    return solo.feed(ev.Audited(*key, how, withheld=withheld))
+    return solo.answer(audit, ev.Audited(how, withheld=withheld))
 
 
 def stated(effects: Effects) -> dict[str, list[object]]:

@@ -23,11 +23,11 @@ from kit import (
     contribution,
     digest,
     found,
-    offer_to,
     progress,
     restored_nothing,
     vote,
 )
+from msgspec import Struct
 from wire_strategies import contributions, message_strategies
 
 from p2pdiloco.core.api import events as ev
@@ -79,6 +79,8 @@ class Weather(RuleBasedStateMachine):
         self.incarnation += 1
         self.open: list[ev.Effect] = []
         """What the environment was asked to do and has not answered."""
+        self.tokens: dict[int, int] = {}
+        """Token of each of these, by its identity."""
         self.transfers: list[int] = []
         self.tickets: set[int] = set()
         rng, crypto = random.Random(self.incarnation), HashCrypto("me")
@@ -116,7 +118,11 @@ class Weather(RuleBasedStateMachine):
                 self.tickets.remove(ticket)
             case ev.AcceptTransfer(transfer):
                 self.transfers.append(transfer)
-            case ev.Merge(_, _, _, inputs):
+            case ev.Ask(token, asked):
+                self.tokens[id(asked)] = token
+                self.carry_out(asked)
+                return
+            case ev.Merge(_, _, inputs):
                 assert inputs and all(part.ticket in self.tickets for part in inputs)
             case ev.Offer(_, _, ticket) | ev.ApplyUpdate(_, _, ticket):
                 assert ticket in self.tickets
@@ -152,20 +158,23 @@ class Weather(RuleBasedStateMachine):
 
     def persisted(self, effect: ev.Persist, good: bool, _version: SignedVersion) -> None:
         if not good:
-            self.feed(ev.PersistFailed(effect.token, "disk full"))
+            self.answered(effect, ev.Failed("disk full"))
             return
         record = effect.record
         if isinstance(record, ev.VoteRecord):
             assert self.votes.setdefault((record.fragment, record.term), record.candidate) == record.candidate
         for following in effect.then:
             self.carry_out(following)
-        self.feed(ev.Persisted(effect.token))
+        self.answered(effect, None)
+
+    def answered(self, effect: ev.Effect, answer: Struct | None) -> None:
+        self.feed(ev.Answered(self.tokens.pop(id(effect)), answer))
 
     def offer_ended(self, effect: ev.Offer, good: bool, version: SignedVersion) -> None:
         words = tuple(Verdict)
         verdict = words[version.header.tokens // 40 % len(words)]
-        answer = ev.OfferAnswered(effect, verdict, version.header.head())
-        self.feed(answer if good else ev.OfferUndelivered(effect))
+        answer = ev.OfferAnswered(verdict, version.header.head())
+        self.answered(effect, answer if good else ev.Failed("cut"))
 
     def copied_out(self, effect: ev.RequestFragment, good: bool, _version: SignedVersion) -> None:
         if good:
@@ -174,33 +183,28 @@ class Weather(RuleBasedStateMachine):
             self.feed(ev.NothingToContribute(effect.fragment))
 
     def merged(self, effect: ev.Merge, good: bool, _version: SignedVersion) -> None:
-        key = (effect.fragment, effect.term, effect.number)
-        if good:
-            self.feed(ev.Merged(*key, self.ticket(), digest("u", key), 100, digest("s", key)))
-        else:
-            self.feed(ev.MergeFailed(*key, "out of memory"))
+        key = (effect.fragment, effect.number)
+        made = ev.Merged(self.ticket(), digest("u", key), 100, digest("s", key)) if good else None
+        self.answered(effect, made or ev.Failed("out of memory"))
 
     def update_came(self, effect: ev.FetchUpdate, good: bool, version: SignedVersion) -> None:
         fitting = child(self.core.fragments[effect.fragment].chain.header, "p1", PEERS)
         if not good:
             failures = tuple(FetchFailure)
             reason = failures[version.header.number % len(failures)]
-            self.feed(ev.FetchFailed(effect.fragment, effect.number, effect.peer, reason))
+            self.answered(effect, ev.FetchFailed(reason))
             return
         chosen = fitting if version.header.number % 2 else version
-        self.feed(ev.UpdateFetched(effect.fragment, effect.peer, chosen, self.ticket()))
+        self.answered(effect, ev.UpdateFetched(chosen, self.ticket()))
 
     def applied(self, effect: ev.ApplyUpdate, good: bool, _version: SignedVersion) -> None:
-        following = self.core.fragments[effect.fragment].follower._next
-        assert following is not None
-        state = following.header.state_digest if good else bytes(32)
-        self.feed(ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, state))
+        self.answered(effect, ev.UpdateApplied(effect.stated if good else bytes(32)))
 
     def state_came(self, effect: ev.FetchState, good: bool, version: SignedVersion) -> None:
         if good:
-            self.feed(ev.StateFetched(effect.fragment, effect.peer, version, ()))
+            self.answered(effect, ev.StateFetched(version, ()))
         else:
-            self.feed(ev.FetchFailed(effect.fragment, effect.number, effect.peer, FetchFailure.UNREACHABLE))
+            self.answered(effect, ev.FetchFailed(FetchFailure.UNREACHABLE))
 
     @rule(seconds=st.sampled_from((0.0, 0.1, 0.6, 4.0, 30.0)), busy=st.booleans())
     def time_passes(self, seconds: float, busy: bool) -> None:
@@ -238,11 +242,7 @@ class Weather(RuleBasedStateMachine):
 
     @rule(token=st.integers(900, 903), stamp=stamps, peer=peers)
     def stale_answers(self, token: int, stamp: Stamp, peer: str) -> None:
-        self.feed(ev.Persisted(token))
-        self.feed(ev.PersistFailed(token, "disk full"))
-        self.feed(ev.OfferAnswered(offer_to(peer, Stamp(9, 9)), Verdict.IN_ROUND, None))
         self.feed(ev.ContributionSent(1, stamp))
-        self.feed(ev.OfferUndelivered(offer_to("p9", stamp, fragment=1)))
         self.feed(ev.PayloadBroken(token, Verdict.CUT))
         self.feed(ev.PayloadReceived(token, self.ticket()))
         self.feed(ev.SendFailed(peer))

@@ -11,6 +11,7 @@ import pytest
 import version_rows
 from kit import (
     FIRST,
+    PULLS,
     Solo,
     branch,
     certificate,
@@ -80,7 +81,7 @@ def test_what_a_learner_does_after_a_verdict(verdict: Verdict) -> None:
     solo.elect("p1")
     offer = found(solo.ready(), ev.Offer)[0]
     solo.announce(child(solo.fragment.chain.header, "p1", ("p2",)))
-    effects = solo.feed(ev.OfferAnswered(offer, verdict, solo.head))
+    effects = solo.answer(offer, ev.OfferAnswered(verdict, solo.head))
     at_once = found(effects, ev.Offer)
     effects += solo.wait(1.0)
     again = found(effects, ev.Offer)
@@ -106,7 +107,7 @@ def test_what_a_learner_does_after_the_same_verdict_for_the_second_time(verdict:
     solo.elect("p1")
     effects = solo.ready()
     for _ in range(2):
-        effects = solo.feed(ev.OfferAnswered(found(effects, ev.Offer)[0], verdict, None)) + solo.wait(1.0)
+        effects = solo.answer(found(effects, ev.Offer)[0], ev.OfferAnswered(verdict, None)) + solo.wait(1.0)
     doubts = [str(Suspicion.NOT_IN_OFFICE)] * (verdict.then is Then.DOUBT)
     assert reasons(effects, "suspicion") == doubts
 
@@ -117,7 +118,7 @@ def test_who_is_held_over_is_more_patient() -> None:
         solo = Solo(config(quorum=1), peers=PEERS)
         solo.learn()
         solo.elect("p1")
-        solo.feed(ev.OfferAnswered(found(solo.ready(), ev.Offer)[0], verdict, None))
+        solo.answer(found(solo.ready(), ev.Offer)[0], ev.OfferAnswered(verdict, None))
         since_s = solo.now
         while not reasons(solo.wait(0.5), "suspicion"):
             pass
@@ -134,7 +135,7 @@ def test_what_a_group_does_after_a_verdict_on_its_partial(verdict: Verdict) -> N
         assert not again
         return
     assert f"refused: {verdict}" in below.recorded("partial")
-    assert again and again[0].attempt == below.offer.attempt, "whatever is wrong with it: it is all there is"
+    assert again and again[0].ticket == below.offer.ticket, "whatever is wrong with it: it is all there is"
     assert not below.recorded("suspicion")
     below.answer(verdict, again[-1])
     below.again(0.5)
@@ -159,7 +160,7 @@ def test_what_is_done_when_a_holder_does_not_deliver(failure: FetchFailure) -> N
     solo, holder = asks_for_update()
     head = branch(1)[1].header.head()
     solo.hear("p2", heads=(head,))
-    effects = solo.feed(ev.FetchFailed(0, 1, holder, failure, "in a word"))
+    effects = solo.answer(PULLS, ev.FetchFailed(failure, "in a word"))
     assert reasons(effects, "catchup") == ["not delivered: in a word"]
     at_once = found(effects, ev.FetchUpdate)
     assert [pull.peer for pull in at_once] == ([] if failure.innocent else ["p2"]), "a liar costs no pause"
@@ -173,7 +174,7 @@ def test_what_is_done_when_a_holder_does_not_deliver(failure: FetchFailure) -> N
 def test_a_failure_of_the_only_holder_is_forgiven_soon_if_it_is_nobodys_fault(failure: FetchFailure) -> None:
     solo, holder = asks_for_update()
     solo.says[holder] = {"heads": (branch(1)[1].header.head(),)}
-    solo.feed(ev.FetchFailed(0, 1, holder, failure))
+    solo.answer(PULLS, ev.FetchFailed(failure))
     effects = solo.wait(2.0)
     asked = [*found(effects, ev.FetchUpdate), *found(effects, ev.FetchState)]
     assert bool(asked) == failure.innocent
@@ -185,11 +186,11 @@ def test_a_failure_of_the_only_holder_is_forgiven_soon_if_it_is_nobodys_fault(fa
 
 def fetched(version: SignedVersion, term: int = 0) -> Effects:
     """An update comes with this header, and whatever follows."""
-    solo, holder = asks_for_update()
+    solo, _ = asks_for_update()
     solo.hear("p2", heads=(branch(1)[1].header.head(),))
     if term:
         solo.elect("p2", term)
-    return solo.feed(ev.UpdateFetched(0, holder, version, 900)) + solo.wait(1.0, silent=PEERS)
+    return solo.answer(ev.FetchUpdate, ev.UpdateFetched(version, 900)) + solo.wait(1.0, silent=PEERS)
 
 
 def odd(**fields: Any) -> SignedVersion:
@@ -203,22 +204,22 @@ def forged_version() -> SignedVersion:
 
 
 def another_result(certain: bool = False) -> Effects:
-    solo, holder = asks_for_update()
+    solo, _ = asks_for_update()
     solo.says = {peer: {"heads": (branch(1)[1].header.head(),)} for peer in ("p1", "p2")}
     solo.hear("p2")
-    job = found(solo.feed(ev.UpdateFetched(0, holder, odd(), 900)), ev.ApplyUpdate)[0]
-    done = ev.UpdateApplied(0, job.number, job.ticket, bytes(32), certain=certain)
-    return solo.feed(done) + solo.wait(1.0)
+    job = found(solo.answer(ev.FetchUpdate, ev.UpdateFetched(odd(), 900)), ev.ApplyUpdate)[0]
+    return solo.answer(job, ev.UpdateApplied(bytes(32), certain=certain)) + solo.wait(1.0)
 
 
 def another_state() -> Effects:
     """Who is asked for a state gives one of a version on which nobody else stands."""
-    solo, holder = asks_for_update()
+    solo, _ = asks_for_update()
     solo.says = {peer: {"heads": (branch(1)[1].header.head(),)} for peer in ("p1", "p2")}
     solo.hear("p2")
-    effects = solo.feed(ev.FetchFailed(0, 1, holder, FetchFailure.GONE)) + solo.wait(1.0)
+    solo.answer(PULLS, ev.FetchFailed(FetchFailure.GONE))
+    solo.wait(1.0)
     other = branch(3)[3]
-    return solo.feed(ev.StateFetched(0, found(effects, ev.FetchState)[0].peer, other, table(other)))
+    return solo.answer(ev.FetchState, ev.StateFetched(other, table(other)))
 
 
 def part(tokens: int = 40, stamp: Stamp = FIRST) -> tuple[Contributor, ...]:
@@ -274,7 +275,7 @@ def full_disk() -> Effects:
     solo = Solo(peers=PEERS)
     solo.slow_disk = True
     asked(solo, 5)
-    solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    solo.answer(solo.writing.pop(), ev.Failed("disk full"))
     return asked(solo, 6)
 
 
@@ -466,14 +467,14 @@ def given_work() -> tuple[Solo, ev.Offer]:
 
 def nothing_comes_of_it() -> Effects:
     solo, offer = given_work()
-    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+    solo.answer(offer, ev.OfferAnswered(Verdict.IN_ROUND, None))
     return solo.wait(60.0)
 
 
 def turned_away_twice() -> Effects:
     solo, offer = given_work()
-    effects = solo.feed(ev.OfferAnswered(offer, Verdict.NOT_SYNCER, None)) + solo.wait(1.0)
-    return solo.feed(ev.OfferAnswered(found(effects, ev.Offer)[0], Verdict.NOT_SYNCER, None))
+    effects = solo.answer(offer, ev.OfferAnswered(Verdict.NOT_SYNCER, None)) + solo.wait(1.0)
+    return solo.answer(found(effects, ev.Offer)[0], ev.OfferAnswered(Verdict.NOT_SYNCER, None))
 
 
 SUSPICIONS: dict[Suspicion, Callable[[], Effects]] = {

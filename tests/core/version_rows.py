@@ -25,7 +25,7 @@ def an_old_state() -> Effects:
     solo.hear("p2", heads=(chain[1].header.head(),))
     far = {"heads": (chain[9].header.head(),)}
     copy = found(solo.hear("p1", **far) + solo.hear("p2", **far), ev.FetchState)[0]
-    return solo.feed(ev.StateFetched(0, copy.peer, chain[1], table(chain[1])))
+    return solo.answer(copy, ev.StateFetched(chain[1], table(chain[1])))
 
 
 def of_a_stranger() -> Effects:
@@ -35,21 +35,21 @@ def of_a_stranger() -> Effects:
         solo.announce(version)
     following = child(chain[2].header, "s1", learners=("p1", "p2"))
     (asked,) = found(solo.hear("s1", heads=(following.header.head(),)), ev.FetchUpdate)
-    return solo.feed(ev.UpdateFetched(0, asked.peer, following, 900))
+    return solo.answer(asked, ev.UpdateFetched(following, 900))
 
 
 def names_a_partial() -> Effects:
     """One group made it."""
     made, solo = child(genesis(0).header, partials=(A_PARTIAL,)), Solo(peers=PEERS)
     (pull,) = found(solo.hear("p1", heads=(made.header.head(),)), ev.FetchUpdate)
-    return solo.feed(ev.UpdateFetched(0, pull.peer, made, 900))
+    return solo.answer(pull, ev.UpdateFetched(made, 900))
 
 
 def gives(made: SignedVersion) -> Effects:
     """p1 names a version, and gives it."""
     solo = Solo(config(owner="owner"), PEERS)
     (pull,) = found(solo.hear("p1", heads=(made.header.head(),)), ev.FetchUpdate)
-    return solo.feed(ev.UpdateFetched(0, pull.peer, made, 900))
+    return solo.answer(pull, ev.UpdateFetched(made, 900))
 
 
 def without_a_seat() -> Effects:
@@ -72,7 +72,7 @@ def repairs(digest: bytes | None = None, **run: Any) -> Callable[[], Effects]:
         solo.wait(2.0)
         made = child(chain[3].header, "p2", PEERS, repairs=digest or chain[2].header.digest())
         (pull,) = found(solo.hear("p2", heads=(made.header.head(),)), ev.FetchUpdate)
-        return solo.feed(ev.UpdateFetched(0, pull.peer, made, 900)) + solo.wait(1.0, silent=PEERS)
+        return solo.answer(pull, ev.UpdateFetched(made, 900)) + solo.wait(1.0, silent=PEERS)
 
     return row
 

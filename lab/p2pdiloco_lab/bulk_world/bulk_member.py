@@ -55,9 +55,6 @@ class BulkMember:
         self.fetching: dict[int, int] = {}
         """Fragment -> which of its fetches is under way: they are counted."""
         self._fetches = 0
-        self._came: dict[int, ev.Event] = {}
-        """Event that ended the fetch of a fragment."""
-        self._answers: dict[Stamp, ev.Event] = {}
         self._sequence = 0
         self.learning = 0
         """Contributions that are not given yet."""
@@ -182,11 +179,6 @@ class BulkMember:
 
     def _post(self, event: ev.Event) -> None:
         match event:
-            case ev.UpdateFetched() | ev.StateFetched() | ev.FetchFailed():
-                self._came[event.fragment] = event
-            case ev.OfferAnswered() | ev.OfferUndelivered():
-                assert isinstance(event.offer.signed, SignedContribution)
-                self._answers[event.offer.signed.header.stamp] = event
             case ev.Offered() | ev.PayloadReceived() | ev.PayloadBroken():
                 self.inbox.post(event)
 
@@ -223,34 +215,33 @@ class BulkMember:
         self._fetches += 1
         self.fetching[fragment] = self._fetches
         self.say(f"asks {holder} for {'state' if state else 'update'} {number}", fragment)
+        answer: ev.StateFetched | ev.UpdateFetched | ev.FetchFailed
         if state:
             self._copying.add(fragment)
-            await self.transfers.fetch_state(ev.FetchState(fragment, number, holder))
+            answer = await self.transfers.fetch_state(ev.FetchState(fragment, number, holder))
             self._copying.discard(fragment)
         else:
-            await self.transfers.fetch_update(ev.FetchUpdate(fragment, number, holder))
-        event = self._came.pop(fragment)
-        if isinstance(event, ev.FetchFailed):
-            self.say(f"has not got {number} from {holder}: {event.failure.text} {event.detail}", fragment)
+            answer = await self.transfers.fetch_update(ev.FetchUpdate(fragment, number, holder))
+        if isinstance(answer, ev.FetchFailed):
+            self.say(f"has not got {number} from {holder}: {answer.failure.text} {answer.detail}", fragment)
             self._avoided[holder] = self.world.now + self.rng.uniform(*AVOID_S)
-            self.world.rules.failed(self, fragment, event)
+            self.world.rules.failed(self, fragment, holder, answer)
             return False
-        if isinstance(event, ev.StateFetched):
-            await self._commit(event.version)
+        if isinstance(answer, ev.StateFetched):
+            await self._commit(answer.version)
         else:
-            assert isinstance(event, ev.UpdateFetched)
-            await self._apply(event)
+            await self._apply(answer)
         return True
 
-    async def _apply(self, event: ev.UpdateFetched) -> None:
-        header, payload = event.version.header, self.tickets.get(event.ticket)
-        self.world.rules.update_delivered(self, event.version, payload)
+    async def _apply(self, given: ev.UpdateFetched) -> None:
+        header, payload = given.version.header, self.tickets.get(given.ticket)
+        self.world.rules.update_delivered(self, given.version, payload)
         steps = header.longest_steps()
         digest = await self.compute.run(self.vault.apply, header.fragment, header.number, payload, steps)
-        self.world.rules.same_state(self, event.version, digest)
-        self.log.add(event.version, payload)
-        self.tickets.release(event.ticket)
-        await self._commit(event.version, keeps_log=True)
+        self.world.rules.same_state(self, given.version, digest)
+        self.log.add(given.version, payload)
+        self.tickets.release(given.ticket)
+        await self._commit(given.version, keeps_log=True)
 
     async def _commit(self, version: SignedVersion, keeps_log: bool = False) -> None:
         header = version.header
@@ -287,8 +278,7 @@ class BulkMember:
             return True
         signed = self.inbox.label(fragment, stamp, payload)
         given = self.door.as_given(payload)
-        await self.transfers.offer(ev.Offer(syncer, signed, ticket), given)
-        answer = self._answers.pop(stamp)
+        answer = await self.transfers.offer(ev.Offer(syncer, signed, ticket), given)
         if not isinstance(answer, ev.OfferAnswered):
             self.say(f"did not get {stamp.sequence} to {syncer}", fragment)
             return False

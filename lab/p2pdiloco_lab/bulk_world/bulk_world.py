@@ -461,10 +461,10 @@ class Rules:
         if verdict.counted and not self.liars:
             self.broken("honest", f"{member.name} found a contribution of {label.learner} {verdict}")
 
-    def failed(self, member: BulkMember, fragment: int, event: ev.FetchFailed) -> None:
+    def failed(self, member: BulkMember, fragment: int, giver: str, why: ev.FetchFailed) -> None:
         """A fetch did not end well."""
-        if not event.failure.innocent and not self.liars:
-            self.broken("honest", f"{member.name} found what {event.peer} gave of {fragment} {event.detail}")
+        if not why.failure.innocent and not self.liars:
+            self.broken("honest", f"{member.name} found what {giver} gave of {fragment} {why.detail}")
 
     # --- how much is moved -----------------------------------------------------------------------------
 

@@ -14,9 +14,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import Amendment, Going, in_force
-from p2pdiloco.core.api.events import Persist, Persisted, PersistFailed, RetireSlot, UpdateRecord, VoteRecord
+from p2pdiloco.core.api.events import Persist, RetireSlot, UpdateRecord, VoteRecord
 from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.api.types import ContributionHeader, Reach
@@ -29,6 +31,7 @@ from p2pdiloco_lab.simulation.seed_plan import NodeSpec, random_stream
 from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_crowd import Rider
 from p2pdiloco_lab.simulation.sim_disk import Checkpoint, Disk, ResumeNote, Store, restored_from
+from p2pdiloco_lab.simulation.sim_network import Answer
 from p2pdiloco_lab.simulation.sim_worker import (
     Callbacks,
     CommittedVersion,
@@ -43,8 +46,6 @@ if TYPE_CHECKING:
 MAX_TICKS_AT_ONCE = 200
 """Ticks that a core may ask for within `SPIN_WINDOW_S`."""
 SPIN_WINDOW_S = 0.1
-OFFERS_END = (ev.OfferAnswered, ev.OfferUndelivered)
-"""Events at the end of a transfer that this node started."""
 TIMER_S = 1e-6
 """Timers are not finer than this; clocks with an offset round differently."""
 
@@ -94,29 +95,19 @@ class Host:
         self.uplink = UplinkMeter(
             lambda: Meter(sent, lambda: self.local_now, least_bytes=least_bytes), disk.uplink_bits_per_s
         )
-        self._handlers = self._effect_handlers()
+        self._handlers, self._questions = self._effect_handlers(), self._answering()
 
     def _effect_handlers(self) -> dict[type[ev.Effect], Callable[[Any], None]]:
         bulk = self.world.bulk
         return {
             ev.Send: self._send,
-            ev.Persist: self.writer.persist,
             ev.RequestFragment: lambda e: self.learner.request(e.fragment),
-            ev.Offer: self._offer,
             ev.DiscardContribution: lambda e: self.tickets.free(e.ticket),
             ev.Spill: lambda e: self.tickets.spill(e.ticket),
-            ev.Combine: self.worker.combine,
             ev.RetireSlot: self.learner.retire,
             ev.AcceptTransfer: lambda e: bulk.accept(e.transfer),
             ev.AnswerTransfer: self._answer,
             ev.Release: lambda e: self.tickets.free(e.ticket),
-            ev.Merge: self.worker.merge,
-            ev.MergePartial: self.worker.merge_partial,
-            ev.FetchUpdate: lambda e: bulk.fetch(self, e),
-            ev.FetchState: self.worker.fetch_state,
-            ev.ApplyUpdate: self.worker.apply_update,
-            ev.Audit: self.worker.audit,
-            ev.LossAudit: self.worker.loss_audit,
             ev.DropSpare: lambda e: self.stores[e.fragment].drop_spare(),
             ev.CommitVersion: self.worker.commit,
             ev.KeepProofs: lambda e: self.disk.keep_proofs(e.proofs),
@@ -124,6 +115,21 @@ class Host:
             ev.Record: self._record,
             ev.Confirmed: self._confirmed,
             ev.Left: lambda e: self.world.later_left(self),
+        }
+
+    def _answering(self) -> dict[type, Callable[[Any, Answer], None]]:
+        worker = self.worker
+        return {
+            ev.Persist: self.writer.persist,
+            ev.Offer: self._offer,
+            ev.Combine: worker.combine,
+            ev.Merge: worker.merge,
+            ev.MergePartial: worker.merge_partial,
+            ev.FetchUpdate: lambda e, answer: self.world.bulk.fetch(self, e, answer),
+            ev.FetchState: worker.fetch_state,
+            ev.ApplyUpdate: worker.apply_update,
+            ev.Audit: worker.audit,
+            ev.LossAudit: worker.loss_audit,
         }
 
     def _genesis(self, fragment: int) -> Checkpoint:
@@ -220,8 +226,6 @@ class Host:
     def feed(self, event: ev.Event) -> None:
         """Let the core handle an event and carry out what it wants."""
         world = self.world
-        if isinstance(event, OFFERS_END):
-            self.uplink.own.end()
         world.trace.event(world.clock.now, self.peer, event)
         try:
             effects = self.core.handle(event, self.local_now)
@@ -238,6 +242,18 @@ class Host:
 
     def carry_out(self, effect: ev.Effect) -> None:
         """One effect."""
+        if isinstance(effect, ev.Ask):
+            answered = partial(self._answered, effect.token)
+            self._observed(effect.effect)
+            self._questions[type(effect.effect)](effect.effect, answered)
+        else:
+            self._observed(effect)
+            self._handlers[type(effect)](effect)
+
+    def _answered(self, token: int, answer: Struct | None) -> None:
+        self.feed(ev.Answered(token, answer))
+
+    def _observed(self, effect: ev.Effect) -> None:
         if self.world.trace.verbose:
             self.world.trace.effect(self.now, self.peer, effect)
         if self.world.faults.trap is not None:
@@ -246,7 +262,6 @@ class Host:
             self.liar.sees(self, effect)
         if self.world.on_effect is not None:
             self.world.on_effect(self, effect)
-        self._handlers[type(effect)](effect)
 
     def _plan_tick(self) -> None:
         at_s = max(self.spec.virtual_s(self.core.next_deadline()), self.now + TIMER_S)
@@ -289,7 +304,7 @@ class Host:
 
     # --- contributions -------------------------------------------------------------------------------
 
-    def _offer(self, effect: ev.Offer) -> None:
+    def _offer(self, effect: ev.Offer, answer: Answer) -> None:
         header = effect.signed.header
         content: Displacement | PartialSum
         if isinstance(header, ContributionHeader):
@@ -298,7 +313,12 @@ class Host:
         else:
             content = self.tickets.partial(effect.ticket)
         self.uplink.own.begin()
-        self.world.bulk.offer(self, effect, content)
+
+        def ended(how: Struct | None) -> None:
+            self.uplink.own.end()
+            answer(how)
+
+        self.world.bulk.offer(self, effect, content, ended)
 
     def _answer(self, effect: ev.AnswerTransfer) -> None:
         head = self.stores[effect.fragment].version.header.head()
@@ -493,18 +513,21 @@ class DiskWriter:
         self._host = host
         self._disk = host.disk
         self._rng = rng
-        self._queue: list[Persist | Checkpoint] = []
+        self._queue: list[tuple[Persist, Answer] | Checkpoint] = []
 
-    def persist(self, effect: Persist) -> None:
+    def persist(self, effect: Persist, answer: Answer) -> None:
         """A record that the core wants to be durable."""
         if isinstance(effect.record, UpdateRecord):
             self._host.tickets.update(effect.record.ticket)
         elif effect.then:  # else it is one that is only tried again: nobody hears of it
             self._host.world.watch.votes_for(self._host, effect.record)
-        self.write(effect)
+        self._write((effect, answer))
 
-    def write(self, job: Persist | Checkpoint) -> None:
+    def write(self, job: Checkpoint) -> None:
         """One more write."""
+        self._write(job)
+
+    def _write(self, job: tuple[Persist, Answer] | Checkpoint) -> None:
         self._queue.append(job)
         if len(self._queue) == 1:
             self._next()
@@ -522,19 +545,20 @@ class DiskWriter:
         if isinstance(job, Checkpoint):
             self._keep(job)
             return
+        effect, answer = job
         if self._disk.full:
-            self._host.feed(PersistFailed(job.token, "disk full"))
+            answer(ev.Failed("disk full"))
             return
-        self._keep(job)
-        for following in job.then:
+        self._keep(effect)
+        for following in effect.then:
             self._host.carry_out(following)
-        self._host.feed(Persisted(job.token))
+        answer(None)
 
     def killed(self) -> None:
         """Keep some of the writes under way, in order: the disk got those before the node died. Nobody goes
         on with them."""
         for job in self._queue[: self._rng.randint(0, len(self._queue))]:
-            self._keep(job)
+            self._keep(job if isinstance(job, Checkpoint) else job[0])
 
     def _keep(self, job: Persist | Checkpoint) -> None:
         if self._disk.full:

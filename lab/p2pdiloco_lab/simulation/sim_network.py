@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from p2pdiloco.core.api.events import (
     ContributionSent,
-    Event,
+    Failed,
     FetchFailed,
     FetchState,
     FetchUpdate,
     Offer,
     OfferAnswered,
     Offered,
-    OfferUndelivered,
     PayloadBroken,
     PayloadReceived,
     UpdateFetched,
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from p2pdiloco_lab.simulation.sim_host import Host
     from p2pdiloco_lab.simulation.sim_liars import Liar
 
+Answer = Callable[[Struct | None], None]
+"""Way to tell a core what came of an effect that it asked for."""
+UNDELIVERED = Failed("not delivered")
 SEND_TIMEOUT_S = 3.0
 """After so long the sender of a message that was not acknowledged is told that it failed."""
 
@@ -263,11 +268,35 @@ class Transfer:
     receiver: Host
     offer: Offer
     content: Displacement | PartialSum
+    answer: Answer
     epoch: int
     opened_s: float
     accepted: bool = False
     done: bool = False
     """The sender has its answer, or gave up."""
+
+
+class GivenState(NamedTuple):
+    """Whole fragment of a donor."""
+
+    version: SignedVersion
+    state: FragmentLineage
+    watermarks: tuple[Watermark, ...]
+
+
+@dataclass(slots=True)
+class Pull:
+    """Update or state on its way to the node that asked for it."""
+
+    asker: Host
+    holder: Host
+    effect: FetchUpdate | FetchState
+    answer: Callable[[Any], None]
+    epoch: int
+
+    def failed(self, failure: FetchFailure, delay_s: float) -> None:
+        """Let the asker hear of a failure after that time."""
+        self.asker.later(delay_s, self.answer, FetchFailed(failure))
 
 
 class Bulk:
@@ -293,15 +322,15 @@ class Bulk:
 
     # --- contributions -------------------------------------------------------------------------------
 
-    def offer(self, sender: Host, effect: Offer, content: Displacement | PartialSum) -> None:
+    def offer(self, sender: Host, effect: Offer, content: Displacement | PartialSum, answer: Answer) -> None:
         """Send the header; the receiver's core decides about the payload."""
         receiver = self._hosts.get(effect.peer)
         if receiver is None or not self._reachable(sender, receiver):
-            sender.later(DIAL_TIMEOUT_S, sender.feed, OfferUndelivered(effect))
+            sender.later(DIAL_TIMEOUT_S, answer, UNDELIVERED)
             return
         self._numbers += 1
         epoch = self._network.epoch(sender.peer, receiver.peer)
-        transfer = Transfer(self._numbers, sender, receiver, effect, content, epoch, self._clock.now)
+        transfer = Transfer(self._numbers, sender, receiver, effect, content, answer, epoch, self._clock.now)
         self._clock.after(self._network.latency_s(sender.peer, receiver.peer), self._arrive, transfer)
 
     def _metered(self, source: Host, target: Host, label: Wire | None, payload_bytes: int) -> None:
@@ -331,7 +360,7 @@ class Bulk:
         if transfer.done:
             return
         transfer.done = True
-        transfer.sender.later(DIAL_TIMEOUT_S, transfer.sender.feed, OfferUndelivered(transfer.offer))
+        transfer.sender.later(DIAL_TIMEOUT_S, transfer.answer, UNDELIVERED)
 
     def accept(self, number: int) -> None:
         """The receiver wants the payload."""
@@ -390,18 +419,18 @@ class Bulk:
         if not self._whole(transfer):
             self._undelivered(transfer)
             return
-        event = OfferAnswered(transfer.offer, verdict, head)
+        answer = OfferAnswered(verdict, head)
         delay_s = self._network.latency_s(transfer.receiver.peer, transfer.sender.peer)
-        self._clock.after(delay_s, self._answered, transfer, event)
+        self._clock.after(delay_s, self._answered, transfer, answer)
 
-    def _answered(self, transfer: Transfer, event: Event) -> None:
+    def _answered(self, transfer: Transfer, answer: OfferAnswered) -> None:
         if transfer.done:
             return
         if not self._whole(transfer):
             self._undelivered(transfer)
             return
         transfer.done = True
-        transfer.sender.run_when_awake(transfer.sender.feed, event)
+        transfer.sender.run_when_awake(transfer.answer, answer)
 
     def host_down(self, host: Host) -> None:
         """A node died: what it was sending or receiving is broken for the other side."""
@@ -414,42 +443,34 @@ class Bulk:
 
     # --- pulls ---------------------------------------------------------------------------------------
 
-    def fetch(self, asker: Host, effect: FetchUpdate | FetchState, generation: int = 0) -> None:
-        """Pull an update, or a fragment's newest state into the asker's spare copy of that generation."""
+    def fetch(self, asker: Host, effect: FetchUpdate | FetchState, answer: Callable[[Any], None]) -> None:
+        """Pull an update, or a fragment's newest state. `answer` gets an `UpdateFetched`, a `GivenState`, or
+        a `FetchFailed`."""
+        holder = self._hosts.get(effect.peer)
         if effect.peer in self.boasters:
             back_s = 2 * self._network.latency_s(asker.peer, effect.peer)
-            self._failed(asker, effect, FetchFailure.BUSY, back_s, generation)
-            return
-        holder = self._hosts.get(effect.peer)
-        if holder is None or not self._reachable(asker, holder):
-            self._failed(asker, effect, FetchFailure.UNREACHABLE, DIAL_TIMEOUT_S, generation)
-            return
-        epoch = self._network.epoch(asker.peer, holder.peer)
-        delay_s = self._network.latency_s(asker.peer, holder.peer)
-        if delay_s > IDLE_S:
-            self._failed(asker, effect, FetchFailure.UNREACHABLE, IDLE_S, generation)
-            return
-        self._clock.after(delay_s, self._serve, asker, holder, effect, epoch, generation)
+            asker.later(back_s, answer, FetchFailed(FetchFailure.BUSY))
+        elif holder is None or not self._reachable(asker, holder):
+            asker.later(DIAL_TIMEOUT_S, answer, FetchFailed(FetchFailure.UNREACHABLE))
+        else:
+            pull = Pull(asker, holder, effect, answer, self._network.epoch(asker.peer, holder.peer))
+            delay_s = self._network.latency_s(asker.peer, holder.peer)
+            if delay_s > IDLE_S:
+                pull.failed(FetchFailure.UNREACHABLE, IDLE_S)
+            else:
+                self._clock.after(delay_s, self._serve, pull)
 
-    def _serve(
-        self, asker: Host, holder: Host, effect: FetchUpdate | FetchState, epoch: int, generation: int
-    ) -> None:
-        network = self._network
-        if not holder.up or holder.frozen or epoch != network.epoch(asker.peer, holder.peer):
-            self._failed(
-                asker,
-                effect,
-                FetchFailure.UNREACHABLE,
-                (5 if holder.frozen else 1) * DIAL_TIMEOUT_S,
-                generation,
-            )
+    def _serve(self, pull: Pull) -> None:
+        network, asker, holder, effect = self._network, pull.asker, pull.holder, pull.effect
+        if not self._connected(pull) or holder.frozen:
+            pull.failed(FetchFailure.UNREACHABLE, (5 if holder.frozen else 1) * DIAL_TIMEOUT_S)
             return
         back_s = network.latency_s(holder.peer, asker.peer)
         if isinstance(holder.liar, Withholder) and holder.liar.withholds(self._clock.now):
-            self._failed(asker, effect, FetchFailure.BUSY, back_s, generation)
+            pull.failed(FetchFailure.BUSY, back_s)
             return
         if not holder.core.may_serve:
-            self._failed(asker, effect, FetchFailure.NOT_READY, back_s, generation)
+            pull.failed(FetchFailure.NOT_READY, back_s)
             return
         store = holder.stores[effect.fragment]
         crowd = holder.world.crowd
@@ -457,94 +478,53 @@ class Bulk:
         if isinstance(effect, FetchUpdate):
             found = store.log.get(effect.number)
             if found is None or (holder.liar is not None and holder.liar.hides(found)):
-                self._failed(asker, effect, FetchFailure.GONE, back_s, generation)
+                pull.failed(FetchFailure.GONE, back_s)
                 return
             found = found if holder.liar is None else holder.liar.gives(asker.peer, found)
             size = found[0].header.update_bytes
             self._metered(holder, asker, found[0].header, size)
-            time_s = self._carried_s(asker, holder, effect, size, 0)
+            time_s = self._carried_s(pull, size)
             if time_s is not None:
                 holder.uplink.given.begin()
-                self._clock.after(time_s, self._update_here, asker, holder, effect, epoch, found)
+                self._clock.after(time_s, self._update_here, pull, found)
             return
         if forged is None and store.version.header.number < effect.number:
-            self._failed(asker, effect, FetchFailure.GONE, back_s, generation)
+            pull.failed(FetchFailure.GONE, back_s)
             return
         size = asker.max_payload_bytes(effect.fragment) * STATE_PER_UPDATE_BYTES
         version, state = store.version, store.state
         if holder.liar is not None:
             version, state = holder.liar.gives_state(asker.peer, version, state)
-        given = (version, state, store.watermarks) if forged is None else (*forged,)
-        time_s = self._carried_s(asker, holder, effect, size, generation)
+        given = GivenState(version, state, store.watermarks) if forged is None else GivenState(*forged)
+        time_s = self._carried_s(pull, size)
         if time_s is not None:
-            self._clock.after(time_s, self._state_here, asker, holder, effect, epoch, generation, given)
+            self._clock.after(time_s, self._here, pull, lambda: given)
 
-    def _carried_s(
-        self, asker: Host, holder: Host, effect: FetchUpdate | FetchState, size_bytes: int, generation: int
-    ) -> float | None:
+    def _connected(self, pull: Pull) -> bool:
+        return pull.holder.up and pull.epoch == self._network.epoch(pull.asker.peer, pull.holder.peer)
+
+    def _carried_s(self, pull: Pull, size_bytes: int) -> float | None:
         """Time that the payload takes, in seconds. None: it stands still for so long that the asker gives it
         up."""
+        asker, holder = pull.asker, pull.holder
         rates = holder.spec.bandwidth_bytes_s, asker.spec.bandwidth_bytes_s
         time_s, still_s = self._network.transfer_s(holder.peer, asker.peer, size_bytes, *rates)
         if still_s <= IDLE_S:
             return time_s
-        self._failed(asker, effect, FetchFailure.UNREACHABLE, time_s - still_s + IDLE_S, generation)
+        pull.failed(FetchFailure.UNREACHABLE, time_s - still_s + IDLE_S)
         return None
 
-    def _update_here(
-        self,
-        asker: Host,
-        holder: Host,
-        effect: FetchUpdate,
-        epoch: int,
-        found: tuple[SignedVersion, OuterUpdate],
-    ) -> None:
-        holder.uplink.given.end()
-        if not holder.up or epoch != self._network.epoch(asker.peer, holder.peer):
-            self._failed(asker, effect, FetchFailure.UNREACHABLE, DIAL_TIMEOUT_S)
-            return
-        asker.run_when_awake(self._hand_update, asker, effect, found)
+    def _update_here(self, pull: Pull, found: tuple[SignedVersion, OuterUpdate]) -> None:
+        pull.holder.uplink.given.end()
+        self._here(pull, lambda: UpdateFetched(found[0], pull.asker.tickets.new(found[1])))
 
-    def _hand_update(
-        self, asker: Host, effect: FetchUpdate, found: tuple[SignedVersion, OuterUpdate]
-    ) -> None:
-        if self._network.why_unusable() is not None:
-            self._fetch_failed(asker, effect, FetchFailure.FALSE, 0)
+    def _here(self, pull: Pull, given: Callable[[], UpdateFetched | GivenState]) -> None:
+        if not self._connected(pull):
+            pull.failed(FetchFailure.UNREACHABLE, DIAL_TIMEOUT_S)
             return
-        version, update = found
-        ticket = asker.tickets.new(update)
-        asker.feed(UpdateFetched(effect.fragment, effect.peer, version, ticket))
 
-    def _state_here(
-        self,
-        asker: Host,
-        holder: Host,
-        effect: FetchState,
-        epoch: int,
-        generation: int,
-        given: tuple[SignedVersion, FragmentLineage, tuple[Watermark, ...]],
-    ) -> None:
-        if not holder.up or epoch != self._network.epoch(asker.peer, holder.peer):
-            self._failed(asker, effect, FetchFailure.UNREACHABLE, DIAL_TIMEOUT_S, generation)
-            return
-        if self._network.why_unusable() is not None:
-            asker.run_when_awake(self._fetch_failed, asker, effect, FetchFailure.FALSE, generation)
-            return
-        asker.run_when_awake(asker.worker.state_arrived, effect, generation, *given)
+        def hand_over() -> None:
+            sound = self._network.why_unusable() is None
+            pull.answer(given() if sound else FetchFailed(FetchFailure.FALSE))
 
-    def _failed(
-        self,
-        asker: Host,
-        effect: FetchUpdate | FetchState,
-        failure: FetchFailure,
-        delay_s: float,
-        generation: int = 0,
-    ) -> None:
-        asker.later(delay_s, self._fetch_failed, asker, effect, failure, generation)
-
-    def _fetch_failed(
-        self, asker: Host, effect: FetchUpdate | FetchState, failure: FetchFailure, generation: int
-    ) -> None:
-        if isinstance(effect, FetchState):
-            asker.worker.state_failed(effect, generation)
-        asker.feed(FetchFailed(effect.fragment, effect.number, effect.peer, failure))
+        pull.asker.run_when_awake(hand_over)

@@ -20,21 +20,21 @@ from p2pdiloco.core.api.events import (
     Combine,
     Combined,
     CommitVersion,
+    Failed,
+    FetchFailed,
     FetchState,
     LossAudit,
     LossAudited,
     Merge,
     Merged,
-    MergeFailed,
     MergePartial,
-    PartialFailed,
     PartialMerged,
     StateFetched,
     UpdateApplied,
 )
 from p2pdiloco.core.api.reasons import AuditOutcome, Verdict
-from p2pdiloco.core.api.types import WHOLE_RUN, Ticket, Watermark
-from p2pdiloco.core.api.versions import SignedVersion, Stride
+from p2pdiloco.core.api.types import Ticket
+from p2pdiloco.core.api.versions import Stride
 from p2pdiloco.core.pending import KEPT_MAX
 from p2pdiloco_lab.simulation.lineage import (
     Displacement,
@@ -53,6 +53,7 @@ from p2pdiloco_lab.simulation.lineage import (
 )
 from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_liars import LieKind
+from p2pdiloco_lab.simulation.sim_network import Answer, GivenState
 
 if TYPE_CHECKING:
     from p2pdiloco_lab.simulation.sim_host import Host
@@ -93,11 +94,11 @@ class Worker:
             raise Violation("one-spare", f"{where}: two jobs want the spare copy at once")
         return generation
 
-    def merge(self, effect: Merge) -> None:
+    def merge(self, effect: Merge, answer: Answer) -> None:
         """Merge contributions into a new state."""
         host = self._host
         before = host.stores[effect.fragment].state
-        made = self._made(effect, before)
+        made = self._made(effect, before, answer)
         if made is None:
             return
         update = self._update(effect, made)
@@ -109,11 +110,11 @@ class Worker:
         host.world.watch.merged(host, before, state, update.parts)
         generation = self._take_spare(effect.fragment)
         if host.world.faults.chance(host.world.plan.mix.merge_fails):
-            host.later(self._work_s(), self._merge_failed, effect, generation)
+            host.later(self._work_s(), self._merge_failed, effect, generation, answer)
             return
-        host.later(self._work_s(), self._merged, effect, update, state, made, generation)
+        host.later(self._work_s(), self._merged, effect, update, state, made, generation, answer)
 
-    def _merge_failed(self, effect: Merge, generation: int) -> None:
+    def _merge_failed(self, effect: Merge, generation: int, answer: Answer) -> None:
         host = self._host
         since_s, count = self._failed.get(effect.fragment, (host.now, 0))
         since_s, count = (since_s, count + 1) if host.now - since_s < FAILURES_S else (host.now, 1)
@@ -121,7 +122,7 @@ class Worker:
         if count > MAX_FAILURES:
             raise Violation("no-spinning", f"{host.peer} repeats a failed merge without a pause")
         host.stores[effect.fragment].fill_spare(generation, None)
-        host.feed(MergeFailed(effect.fragment, effect.term, effect.number, "worker failed"))
+        answer(Failed("worker failed"))
 
     def _below(self, effect: Merge | MergePartial) -> tuple[PartialSum, ...]:
         """Find the partial merges that are added up."""
@@ -160,7 +161,7 @@ class Worker:
         below = [partial.tree for partial in self._below(effect)]
         return MergeTree(tuple(works), tuple(below))
 
-    def _made(self, effect: Merge, before: FragmentLineage) -> MergeOutcome | None:
+    def _made(self, effect: Merge, before: FragmentLineage, answer: Answer) -> MergeOutcome | None:
         """Make a merge; None: it fails.
 
         Raises:
@@ -172,8 +173,8 @@ class Worker:
         try:
             made = substance.merge(fragment, number, before.matter, inputs, partials, steps, limits, seed)
         except UnusableMatter as error:
-            failed = MergeFailed(fragment, effect.term, number, str(error), _faulty_inputs(effect, error))
-            self._host.later(self._work_s(), self._host.feed, failed)
+            failed = Failed(str(error), _faulty_inputs(effect, error))
+            self._host.later(self._work_s(), answer, failed)
             return None
         if effect.partials:
             error_share = substance.grouped_error(fragment, self._tree(effect, made))
@@ -209,33 +210,31 @@ class Worker:
             )
         return found is not None and found[0] == version
 
-    def merge_partial(self, effect: MergePartial) -> None:
+    def merge_partial(self, effect: MergePartial, answer: Answer) -> None:
         """Add a group's contributions up."""
         host, fragment, seed = self._host, effect.fragment, effect.seed
         try:
             made = host.world.substance.partial(fragment, *self._matter(effect), effect.limits, seed)
         except UnusableMatter as error:
-            unusable = _faulty_inputs(effect, error)
-            failed = PartialFailed(fragment, effect.group, effect.attempt, str(error), unusable)
-            host.later(self._work_s(), host.feed, failed)
+            failed = Failed(str(error), _faulty_inputs(effect, error))
+            host.later(self._work_s(), answer, failed)
             return
         tree, false = self._tree(effect, made), host.peer in host.world.false_groups
         whole = PartialSum(fragment, self._parts(effect), made.matter, tree, false, self._below(effect))
-        host.later(self._work_s(), self._partial_merged, effect, whole, made)
+        host.later(self._work_s(), self._partial_merged, effect, whole, made, answer)
 
-    def _partial_merged(self, effect: MergePartial, whole: PartialSum, made: MergeOutcome) -> None:
+    def _partial_merged(
+        self, effect: MergePartial, whole: PartialSum, made: MergeOutcome, answer: Answer
+    ) -> None:
         host, faults = self._host, self._host.world.faults
-        fragment, group, attempt = effect.fragment, effect.group, effect.attempt
         if faults.chance(host.world.plan.mix.merge_fails):
-            host.feed(PartialFailed(fragment, group, attempt, "worker failed"))
+            answer(Failed("worker failed"))
             return
-        size = host.max_payload_bytes(fragment) * PARTIAL_PER_UPDATE_BYTES
+        size = host.max_payload_bytes(effect.fragment) * PARTIAL_PER_UPDATE_BYTES
         ticket, cut = host.tickets.new(whole), _cut_learners(effect, made)
-        host.feed(
-            PartialMerged(fragment, group, attempt, ticket, whole.digest(), size, cut, measured=made.found)
-        )
+        answer(PartialMerged(ticket, whole.digest(), size, cut, measured=made.found))
 
-    def combine(self, effect: Combine) -> None:
+    def combine(self, effect: Combine, answer: Answer) -> None:
         """Add several contributions of ours up."""
         host = self._host
         parts = [host.tickets.contribution(ticket) for ticket in effect.tickets]
@@ -245,12 +244,12 @@ class Worker:
             raise Violation("nothing-twice", str(error)) from error
         matter = host.world.substance.combine(effect.fragment, [part.matter for part in parts])
         whole = replace(whole, matter=matter)
-        host.later(self._work_s(), self._combined, effect, whole)
+        host.later(self._work_s(), self._combined, effect, whole, answer)
 
-    def _combined(self, effect: Combine, whole: Displacement) -> None:
-        host, fragment = self._host, effect.fragment
-        ticket, size = host.tickets.new(whole), host.max_payload_bytes(fragment)
-        host.feed(Combined(fragment, effect.attempt, ticket, whole.digest(), size))
+    def _combined(self, effect: Combine, whole: Displacement, answer: Answer) -> None:
+        host = self._host
+        ticket, size = host.tickets.new(whole), host.max_payload_bytes(effect.fragment)
+        answer(Combined(ticket, whole.digest(), size))
 
     def _merged(
         self,
@@ -259,6 +258,7 @@ class Worker:
         state: FragmentLineage,
         made: MergeOutcome,
         generation: int,
+        answer: Answer,
     ) -> None:
         host, fragment = self._host, effect.fragment
         host.stores[fragment].fill_spare(generation, state)
@@ -266,11 +266,8 @@ class Worker:
         size = host.max_payload_bytes(fragment)
         invented = update.digest[0] / 256 * min(1.0, effect.limits.longest)
         norm = invented if made.norm is None else made.norm
-        host.feed(
+        answer(
             Merged(
-                fragment,
-                effect.term,
-                effect.number,
                 ticket,
                 update_digest=update.digest,
                 update_bytes=size,
@@ -282,7 +279,7 @@ class Worker:
             )
         )
 
-    def apply_update(self, effect: ApplyUpdate) -> None:
+    def apply_update(self, effect: ApplyUpdate, answer: Answer) -> None:
         """The outer step of a fetched update."""
         host = self._host
         update = host.tickets.update(effect.ticket)
@@ -298,19 +295,20 @@ class Worker:
         if host.world.faults.chance(host.world.plan.mix.miscompute):
             state, certain = state.miscomputed(), False
         cosine = float(update.has_truly(host.peer)) if effect.own is not None else None
-        fragment, number, ticket = effect.fragment, effect.number, effect.ticket
-        applied = UpdateApplied(fragment, number, ticket, state.digest, cosine=cosine, certain=certain)
-        host.later(self._work_s(), self._applied, applied, state, generation)
+        applied = UpdateApplied(state.digest, cosine=cosine, certain=certain)
+        store = host.stores[effect.fragment]
 
-    def _applied(self, applied: UpdateApplied, state: FragmentLineage, generation: int) -> None:
-        self._host.stores[applied.fragment].fill_spare(generation, state)
-        self._host.feed(applied)
+        def done() -> None:
+            store.fill_spare(generation, state)
+            answer(applied)
 
-    def audit(self, effect: Audit) -> None:
+        host.later(self._work_s(), done)
+
+    def audit(self, effect: Audit, answer: Answer) -> None:
         """Make a merge again, from what its learners or its syncer still have."""
-        self._host.later(self._host.world.auditing.uniform(0.1, 2.0), self._audited, effect)
+        self._host.later(self._host.world.auditing.uniform(0.1, 2.0), self._audited, effect, answer)
 
-    def _audited(self, effect: Audit) -> None:
+    def _audited(self, effect: Audit, answer: Answer) -> None:
         host, header = self._host, effect.version.header
         up = {other.peer for other in host.world.up_hosts()}
         entry = None if effect.part is None else effect.part.entry
@@ -329,34 +327,29 @@ class Worker:
         remade = outcome is AuditOutcome.DIFFERENT and entry is None
         if remade:
             self._remade.add(header.digest())
-        group = WHOLE_RUN if entry is None else entry.group
-        host.feed(Audited(effect.fragment, header.number, header.digest(), outcome, remade, group))
+        answer(Audited(outcome, remade))
 
-    def loss_audit(self, effect: LossAudit) -> None:
+    def loss_audit(self, _effect: LossAudit, answer: Answer) -> None:
         """Measure nothing: there is no loss here."""
-        digest = effect.version.header.digest()
-        self._host.later(self._work_s(), self._host.feed, LossAudited(effect.fragment, digest))
+        self._host.later(self._work_s(), answer, LossAudited())
 
-    def fetch_state(self, effect: FetchState) -> None:
+    def fetch_state(self, effect: FetchState, answer: Answer) -> None:
         """Pull a whole fragment into the spare copy."""
-        self._host.world.bulk.fetch(self._host, effect, self._take_spare(effect.fragment))
+        host, store, generation = (
+            self._host,
+            self._host.stores[effect.fragment],
+            self._take_spare(effect.fragment),
+        )
 
-    def state_arrived(
-        self,
-        effect: FetchState,
-        generation: int,
-        version: SignedVersion,
-        state: FragmentLineage,
-        watermarks: tuple[Watermark, ...],
-    ) -> None:
-        """A donor's fragment is here."""
-        self._host.stores[effect.fragment].fill_spare(generation, state)
-        self._host.world.backing.arrives(self._host, effect.fragment, effect.peer)
-        self._host.feed(StateFetched(effect.fragment, effect.peer, version, watermarks))
+        def here(given: GivenState | FetchFailed) -> None:
+            store.fill_spare(generation, given.state if isinstance(given, GivenState) else None)
+            if isinstance(given, FetchFailed):
+                answer(given)
+                return
+            host.world.backing.arrives(host, effect.fragment, effect.peer)
+            answer(StateFetched(given.version, given.watermarks))
 
-    def state_failed(self, effect: FetchState, generation: int) -> None:
-        """No donor's fragment came."""
-        self._host.stores[effect.fragment].fill_spare(generation, None)
+        host.world.bulk.fetch(host, effect, here)
 
     def commit(self, effect: CommitVersion) -> None:
         """The spare copy becomes the state; the learner is told; now and then a checkpoint is written."""

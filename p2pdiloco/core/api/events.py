@@ -1,9 +1,9 @@
 """Inputs and outputs of the core: events that can happen to a node, and effects that the core wants done.
 
 `core.node.Core.handle` takes an event and returns effects. The environment (daemon or simulator) carries them
-out and answers with events. An effect that must wait for durability is inside a `Persist`'s `then`, never
-beside it. Whatever completes later carries the (fragment, term, number) or stamp in which it was started, so
-that the core can drop what the world has moved past.
+out. It says once what came of an effect inside an `Ask`, by `Answered` with the same token: the core knows by
+that what it was for, and drops what the world has moved past. An effect that must wait for durability is
+inside a `Persist`'s `then`, never beside it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,23 @@ class Effect(Struct, frozen=True):
     """Base of all outputs."""
 
 
+class Ask(Effect, frozen=True):
+    """Carry out an effect, and answer once with what came of it: `Answered(token, answer)`. Each such effect
+    says what its answers are."""
+
+    token: int
+    effect: Effect
+
+
+class Failed(Struct, frozen=True):
+    """Answer: nothing came of it."""
+
+    reason: str
+    unusable: tuple[tuple[Ticket, Verdict], ...] = ()
+    """Inputs because of which a merge failed, each with its fault; the others can be merged. Empty: it failed
+    for reasons of ours."""
+
+
 class Send(Effect, frozen=True):
     """Deliver a control message; on failure `SendFailed(peer)`. May be dropped, delayed, repeated."""
 
@@ -61,9 +78,9 @@ class UpdateRecord(Struct, frozen=True):
 
 
 class Persist(Effect, frozen=True):
-    """Make a record durable, carry out `then`, and answer `Persisted(token)` (or `PersistFailed`)."""
+    """Make a record durable, and carry out `then`. Answers: None; `Failed` (the disk is full, or gone, and
+    nothing of `then` was carried out)."""
 
-    token: int
     record: VoteRecord | UpdateRecord
     then: tuple[Effect, ...]
 
@@ -89,15 +106,21 @@ class RequestFragment(Effect, frozen=True):
 class Offer(Effect, frozen=True):
     """Stream a contribution to the syncer, or our group's partial merge to the syncer of the group above.
 
-    Answered by `OfferAnswered` or `OfferUndelivered`. The receiver's core gets `Offered`, and decides with
-    `AcceptTransfer` and `AnswerTransfer`.
+    Answers: `OfferAnswered`; `Failed` (the stream broke, or the peer could not be reached). The receiver's
+    core gets `Offered`, and decides with `AcceptTransfer` and `AnswerTransfer`.
     """
 
     peer: str
     signed: SignedOffer
     ticket: Ticket
-    attempt: int = 0
-    """Number of the merge that made a partial."""
+
+
+class OfferAnswered(Struct, frozen=True):
+    """Last word of the receiver on what we offered."""
+
+    verdict: Verdict
+    head: Head | None
+    """Newest version of the receiver."""
 
 
 class DiscardContribution(Effect, frozen=True):
@@ -117,11 +140,18 @@ class Spill(Effect, frozen=True):
 
 class Combine(Effect, frozen=True):
     """Add these contributions of ours up to one and encode it as a contribution (of one: a copy). The
-    tickets stay valid. Answered by `Combined` or `CombineFailed` with the same (fragment, attempt)."""
+    tickets stay valid. Answers: `Combined`; `Failed` (one of the payloads cannot be read back)."""
 
     fragment: int
-    attempt: int
     tickets: tuple[Ticket, ...]
+
+
+class Combined(Struct, frozen=True):
+    """Sum of several contributions of ours, encoded, in a new ticket."""
+
+    ticket: Ticket
+    payload_digest: bytes
+    payload_bytes: int
 
 
 class RetireSlot(Effect, frozen=True):
@@ -182,10 +212,9 @@ class PartialInput(Struct, frozen=True):
 class Merge(Effect, frozen=True):
     """Merge in this order, encode the outer update, make the outer step into the spare copy.
 
-    Answered by `Merged` or `MergeFailed` with the same (fragment, term, number)."""
+    Answers: `Merged`; `Failed`."""
 
     fragment: int
-    term: int
     number: int
     inputs: tuple[MergeInput, ...]
     partials: tuple[PartialInput, ...]
@@ -200,13 +229,38 @@ class Merge(Effect, frozen=True):
     subtracted, if both are still here. `Merged` says whether."""
 
 
+class Measured(Struct, frozen=True):
+    """Findings of a merge about one of its contributions."""
+
+    length: float
+    """Length (L2) before it was cut."""
+    score: int = UNMEASURED
+    """Agreement with the others (`tensors.merge`)."""
+
+
+class Merged(Struct, frozen=True):
+    """Result of a merge: update encoded, outer step made into the spare copy."""
+
+    ticket: Ticket
+    """Encoded outer update."""
+    update_digest: bytes
+    update_bytes: int
+    state_digest: bytes
+    norm: float = 0.0
+    """Length (L2) of the update."""
+    cut: tuple[str, ...] = ()
+    """Learners whose contributions were cut, as they were too long."""
+    measured: tuple[Measured, ...] = ()
+    """Findings about its inputs, in their order; empty: nothing was measured."""
+    repaired: bool = False
+    """True: what was to be repaired is."""
+
+
 class MergePartial(Effect, frozen=True):
     """Merge contributions and partials of one group, in this order, into one partial: sums, no outer step,
-    no spare copy. Answered by `PartialMerged` or `PartialFailed` with the same (fragment, group, attempt)."""
+    no spare copy. Answers: `PartialMerged`; `Failed`."""
 
     fragment: int
-    group: str
-    attempt: int
     inputs: tuple[MergeInput, ...]
     partials: tuple[PartialInput, ...]
     limits: MergeLimits = NO_LIMITS
@@ -214,28 +268,62 @@ class MergePartial(Effect, frozen=True):
     """Seed, as of `Merge`."""
 
 
+class PartialMerged(Struct, frozen=True):
+    """Sum of our group's contributions."""
+
+    ticket: Ticket
+    payload_digest: bytes
+    payload_bytes: int
+    cut: tuple[str, ...] = ()
+    """Learners whose contributions were cut, as they were too long."""
+    measured: tuple[Measured, ...] = ()
+    """Findings about its inputs, as of `Merged`."""
+
+
 # --- updates and states ------------------------------------------------------------------------------
 
 
 class FetchUpdate(Effect, frozen=True):
-    """Pull version `number` from a peer's log: `UpdateFetched` or `FetchFailed`."""
+    """Pull version `number` from a peer's log. Answers: `UpdateFetched`; `FetchFailed`."""
 
     fragment: int
     number: int
     peer: str
+
+
+class UpdateFetched(Struct, frozen=True):
+    """Outer update that a holder gave us; the payload matches the header's update digest."""
+
+    version: SignedVersion
+    ticket: Ticket
 
 
 class FetchState(Effect, frozen=True):
-    """Pull a fragment's newest state, at least version `number`, into the spare copy:
-    `StateFetched` or `FetchFailed`."""
+    """Pull a fragment's newest state, at least version `number`, into the spare copy. Answers:
+    `StateFetched`; `FetchFailed`."""
 
     fragment: int
     number: int
     peer: str
 
 
+class StateFetched(Struct, frozen=True):
+    """Whole fragment that a donor gave us; it is in the spare copy and matches `version`'s state digest."""
+
+    version: SignedVersion
+    watermarks: tuple[Watermark, ...]
+
+
+class FetchFailed(Struct, frozen=True):
+    """Failure of a holder to give what `FetchUpdate` or `FetchState` asked for."""
+
+    failure: FetchFailure
+    detail: str = ""
+    """Fault found in the answer, in a word."""
+
+
 class ApplyUpdate(Effect, frozen=True):
-    """Make the outer step of a fetched update into the spare copy: `UpdateApplied`."""
+    """Make the outer step of a fetched update into the spare copy. Answer: `UpdateApplied`."""
 
     fragment: int
     number: int
@@ -253,9 +341,22 @@ class ApplyUpdate(Effect, frozen=True):
     """Digest of the update."""
 
 
+class UpdateApplied(Struct, frozen=True):
+    """Digest of the state in the spare copy after that step."""
+
+    state_digest: bytes
+    unsound: bool = False
+    """True: there is no step to make, since the update is no update, or not as long as its syncer states."""
+    cosine: float | None = None
+    """Cosine of our own contribution with the update; None: it was not asked for, or cannot be told."""
+    certain: bool = False
+    """True: the digest is not the stated one, by no fault of ours. State and update have their own digests
+    still, this machine calculates as others do, and a second step had the same result."""
+
+
 class Audit(Effect, frozen=True):
     """Get the contributions that a version names, from their learners or else from its syncer, merge them
-    again by the limits and trust weights that it states, and compare the update: `Audited`.
+    again by the limits and trust weights that it states, and compare the update. Answer: `Audited`.
 
     Or do so with the partial merge of one of its groups. Neither state nor spare is touched. Of versions with
     a dense codec."""
@@ -272,14 +373,36 @@ class Audit(Effect, frozen=True):
     """Partial merges that were added up for it, in that order; none: contributions were."""
 
 
+class Audited(Struct, frozen=True):
+    """Outcome of an `Audit`."""
+
+    outcome: AuditOutcome
+    remade: bool = False
+    """True: the update is another one, and the true one is kept here."""
+    withheld: bool = False
+    """True: its syncer, which had time and is connected, did not give what it merged."""
+
+
 class LossAudit(Effect, frozen=True):
     """Get a learner's contribution to a version, and let our learner measure what it does to the loss, and
-    what ours does: `LossAudited`."""
+    what ours does. Answer: `LossAudited`."""
 
     fragment: int
     version: SignedVersion
     theirs: Contributor
     ours: Contributor
+
+
+class LossAudited(Struct, frozen=True):
+    """Outcome of a `LossAudit`: by how much, in nats, each of the two contributions makes the loss of each
+    batch smaller; empty: nothing was measured."""
+
+    theirs: tuple[float, ...] = ()
+    ours: tuple[float, ...] = ()
+    same_data: bool = False
+    """True: one batch was of that learner's own share of the data that it and we read."""
+    took_s: float = 0.0
+    """Seconds in which our learner made no inner step."""
 
 
 class DropSpare(Effect, frozen=True):
@@ -340,6 +463,13 @@ class Left(Effect, frozen=True):
 
 class Event(Struct, frozen=True):
     """Base of all inputs."""
+
+
+class Answered(Event, frozen=True):
+    """Answer to the `Ask` of that token; None: it is done, and there is nothing to tell."""
+
+    token: int
+    answer: Struct | None
 
 
 class Tick(Event, frozen=True):
@@ -423,37 +553,10 @@ class ContributionReady(Event, frozen=True):
     """Length (L2) of the displacement; 0: not known."""
 
 
-class Combined(Event, frozen=True):
-    """Sum of several contributions of ours, encoded, in a new ticket."""
-
-    fragment: int
-    attempt: int
-    ticket: Ticket
-    payload_digest: bytes
-    payload_bytes: int
-
-
-class CombineFailed(Event, frozen=True):
-    """Failure to add contributions up: one of the payloads cannot be read back."""
-
-    fragment: int
-    attempt: int
-    reason: str
-
-
 class NothingToContribute(Event, frozen=True):
     """Answer to `RequestFragment`: the learner has made no inner step since its last contribution."""
 
     fragment: int
-
-
-class OfferAnswered(Event, frozen=True):
-    """Last word of the receiver on a contribution or partial merge that we sent."""
-
-    offer: Offer
-    verdict: Verdict
-    head: Head | None
-    """Newest version of the receiver."""
 
 
 class ContributionSent(Event, frozen=True):
@@ -462,12 +565,6 @@ class ContributionSent(Event, frozen=True):
 
     fragment: int
     stamp: Stamp
-
-
-class OfferUndelivered(Event, frozen=True):
-    """Broken stream of a contribution or partial merge of ours, or a peer that could not be reached."""
-
-    offer: Offer
 
 
 class LearnerApplied(Event, frozen=True):
@@ -520,166 +617,6 @@ class PayloadBroken(Event, frozen=True):
 
     transfer: int
     verdict: Verdict
-
-
-class Measured(Struct, frozen=True):
-    """Findings of a merge about one of its contributions."""
-
-    length: float
-    """Length (L2) before it was cut."""
-    score: int = UNMEASURED
-    """Agreement with the others (`tensors.merge`)."""
-
-
-class PartialMerged(Event, frozen=True):
-    """Sum of our group's contributions, made by the merge worker."""
-
-    fragment: int
-    group: str
-    attempt: int
-    ticket: Ticket
-    payload_digest: bytes
-    payload_bytes: int
-    cut: tuple[str, ...] = ()
-    """Learners whose contributions were cut, as they were too long."""
-    measured: tuple[Measured, ...] = ()
-    """Findings about its inputs, in their order; empty: nothing was measured."""
-
-
-class PartialFailed(Event, frozen=True):
-    """Failure of the merge worker: nothing was added up."""
-
-    fragment: int
-    group: str
-    attempt: int
-    reason: str
-    unusable: tuple[tuple[Ticket, Verdict], ...] = ()
-    """Inputs because of which it failed, each with its fault; the others can be merged. Empty: it failed for
-    reasons of ours."""
-
-
-class Merged(Event, frozen=True):
-    """Result of the merge worker: update encoded, outer step made into the spare copy."""
-
-    fragment: int
-    term: int
-    number: int
-    ticket: Ticket
-    """Encoded outer update."""
-    update_digest: bytes
-    update_bytes: int
-    state_digest: bytes
-    norm: float = 0.0
-    """Length (L2) of the update."""
-    cut: tuple[str, ...] = ()
-    """Learners whose contributions were cut, as they were too long."""
-    measured: tuple[Measured, ...] = ()
-    """Findings about its inputs, as of `PartialMerged`."""
-    repaired: bool = False
-    """True: what was to be repaired is."""
-
-
-class MergeFailed(Event, frozen=True):
-    """Failure of the merge worker: no version was made."""
-
-    fragment: int
-    term: int
-    number: int
-    reason: str
-    unusable: tuple[tuple[Ticket, Verdict], ...] = ()
-    """Inputs because of which it failed, as of `PartialFailed`."""
-
-
-class Persisted(Event, frozen=True):
-    """Success of a `Persist` effect: durable, and its continuation carried out."""
-
-    token: int
-
-
-class PersistFailed(Event, frozen=True):
-    """Refusal of the disk (full, gone): the continuation of a `Persist` was not carried out."""
-
-    token: int
-    reason: str
-
-
-# --- updates and states ------------------------------------------------------------------------------
-
-
-class UpdateFetched(Event, frozen=True):
-    """Outer update that a holder gave us; the payload matches the header's update digest."""
-
-    fragment: int
-    peer: str
-    version: SignedVersion
-    ticket: Ticket
-
-
-class FetchFailed(Event, frozen=True):
-    """Failure of a holder to give what `FetchUpdate` or `FetchState` asked for."""
-
-    fragment: int
-    number: int
-    peer: str
-    failure: FetchFailure
-    detail: str = ""
-    """Fault found in the answer, in a word."""
-
-
-class UpdateApplied(Event, frozen=True):
-    """Outer step of a fetched update, made into the spare copy, with the resulting digest."""
-
-    fragment: int
-    number: int
-    ticket: Ticket
-    state_digest: bytes
-    unsound: bool = False
-    """True: there is no step to make, since the update is no update, or not as long as its syncer states."""
-    cosine: float | None = None
-    """Cosine of our own contribution with the update; None: it was not asked for, or cannot be told."""
-    certain: bool = False
-    """True: the digest is not the stated one, by no fault of ours. State and update have their own digests
-    still, this machine calculates as others do, and a second step had the same result."""
-
-
-class Audited(Event, frozen=True):
-    """Outcome of an `Audit`."""
-
-    fragment: int
-    number: int
-    digest: bytes
-    """Digest of the version's header."""
-    outcome: AuditOutcome
-    remade: bool = False
-    """True: the update is another one, and the true one is kept here."""
-    group: str = WHOLE_RUN
-    """Group whose partial merge was audited; `WHOLE_RUN`: the version was."""
-    withheld: bool = False
-    """True: its syncer, which had time and is connected, did not give what it merged."""
-
-
-class LossAudited(Event, frozen=True):
-    """Outcome of a `LossAudit`: by how much, in nats, each of the two contributions makes the loss of each
-    batch smaller; empty: nothing was measured."""
-
-    fragment: int
-    digest: bytes
-    """Digest of the version's header."""
-    theirs: tuple[float, ...] = ()
-    ours: tuple[float, ...] = ()
-    same_data: bool = False
-    """True: one batch was of that learner's own share of the data that it and we read."""
-    took_s: float = 0.0
-    """Seconds in which our learner made no inner step."""
-
-
-class StateFetched(Event, frozen=True):
-    """Whole fragment that a donor gave us; it is in the spare copy and matches `version`'s state digest."""
-
-    fragment: int
-    peer: str
-    version: SignedVersion
-    watermarks: tuple[Watermark, ...]
 
 
 # --- life --------------------------------------------------------------------------------------------

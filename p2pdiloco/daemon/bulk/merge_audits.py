@@ -38,7 +38,7 @@ from p2pdiloco.daemon.payloads import Compute, Memory, Tickets
 from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, StorageError, TransportError
 from p2pdiloco.learner import channel as ch
-from p2pdiloco.ports import Buffer, PostEvent, PullSource, Refusal, Transport
+from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
 from p2pdiloco.tensors import vault as appraisal
 from p2pdiloco.tensors.codecs import Unsound, UnusableInputs
 from p2pdiloco.tensors.merge import Input, Payload, digest_of, memory_bytes, size_of
@@ -97,13 +97,11 @@ class Auditing:
         true_updates: TrueUpdates,
         memory: Memory,
         spool: Spool | None,
-        post: PostEvent,
     ) -> None:
         """`spool`: place for what finds none in memory; None: an audit of so much does without."""
         self._chain, self._transport, self._compute = chain, transport, compute
         self._merged, self._memory, self._spool = merged, memory, spool
         self._true_updates = true_updates
-        self._post = post
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._complained = False
@@ -120,9 +118,9 @@ class Auditing:
         """Payload bytes received so far."""
         return self._asking.bytes_in
 
-    async def audit(self, effect: ev.Audit) -> None:
-        """Make a merge again, and tell the core how that compares."""
-        header, subject = effect.version.header, Subject(effect)
+    async def audit(self, effect: ev.Audit) -> ev.Audited:
+        """Make a merge again, and see how that compares."""
+        subject = Subject(effect)
         outcome, fetched = AuditOutcome.MISSING, _Fetched(subject)
         if self._waiting <= MAX_WAITING:
             self._waiting += 1
@@ -130,11 +128,9 @@ class Auditing:
                 outcome = await self._in_turn(fetched, loop_s() + AUDIT_S)
             finally:
                 self._waiting -= 1
-        digest, group = header.digest(), subject.group
-        remade = outcome is AuditOutcome.DIFFERENT and group == WHOLE_RUN and self._true_updates.has(digest)
-        self._post(
-            ev.Audited(effect.fragment, header.number, digest, outcome, remade, group, fetched.withheld)
-        )
+        false = outcome is AuditOutcome.DIFFERENT and subject.group == WHOLE_RUN
+        remade = false and self._true_updates.has(effect.version.header.digest())
+        return ev.Audited(outcome, remade, fetched.withheld)
 
     async def _in_turn(self, fetched: _Fetched, until_s: float) -> AuditOutcome:
         subject = fetched.subject
@@ -751,7 +747,6 @@ class LossAuditing:
         learner: Questions,
         folder: Path,
         manifest: Manifest,
-        post: PostEvent,
     ) -> None:
         """`folder`: of the run's data, where the learner finds the file."""
         self._chain, self._compute, self._auditing = chain, compute, auditing
@@ -760,7 +755,6 @@ class LossAuditing:
         """Number of audits so far. Each has a file of its own: a learner that answers late, or only now takes
         up what nobody waits for any more, neither reads nor answers what was asked after it."""
         self._manifest = manifest
-        self._post = post
         self._remove()  # of a node that was killed meanwhile
 
     def _remove(self) -> None:
@@ -770,8 +764,8 @@ class LossAuditing:
         except OSError as error:
             logger.warning("%s", error)
 
-    async def audit(self, effect: ev.LossAudit) -> None:
-        """Have a contribution measured, and tell the core what was found."""
+    async def audit(self, effect: ev.LossAudit) -> ev.LossAudited:
+        """Have a contribution measured."""
         found = None
         try:
             found = await self._measured(effect)
@@ -779,12 +773,9 @@ class LossAuditing:
             logger.warning("%s", error)
         finally:
             self._remove()
-        event = ev.LossAudited(effect.fragment, effect.version.header.digest())
-        if found is not None:
-            event = ev.LossAudited(
-                event.fragment, event.digest, found.theirs, found.ours, found.same_data, found.took_s
-            )
-        self._post(event)
+        if found is None:
+            return ev.LossAudited()
+        return ev.LossAudited(found.theirs, found.ours, found.same_data, found.took_s)
 
     async def _measured(self, effect: ev.LossAudit) -> ch.Appraised | None:
         """Raises: StorageError."""

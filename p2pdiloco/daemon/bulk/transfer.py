@@ -72,9 +72,7 @@ class Transfers:
         self.merged = MergedPayloads(tickets)
         self.giving = GivingContributions(chain, self.merged, memory, self.courtesy)
         self.true_updates = TrueUpdates(chain)
-        self.auditing = Auditing(
-            chain, transport, compute, self.merged, self.true_updates, memory, spool, post
-        )
+        self.auditing = Auditing(chain, transport, compute, self.merged, self.true_updates, memory, spool)
 
     @property
     def bytes_in(self) -> int:
@@ -176,7 +174,7 @@ class Transfers:
 
     # --- what the core asks of peers -----------------------------------------------------------------
 
-    async def offer(self, effect: ev.Offer, payload: Buffer) -> None:
+    async def offer(self, effect: ev.Offer, payload: Buffer) -> ev.OfferAnswered | ev.Failed:
         """Stream our contribution to the syncer, or our group's partial merge to the syncer above."""
         signed = effect.signed
         if isinstance(signed, SignedPartial):
@@ -185,10 +183,7 @@ class Transfers:
             sent = ev.ContributionSent(signed.header.fragment, signed.header.stamp)
             request = wire.PushContribution(signed)
             answer = await self._push(effect.peer, request, payload, lambda: self._post(sent))
-        if answer is None:
-            self._post(ev.OfferUndelivered(effect))
-        else:
-            self._post(ev.OfferAnswered(effect, answer.verdict, answer.head))
+        return answer if isinstance(answer, ev.Failed) else ev.OfferAnswered(answer.verdict, answer.head)
 
     async def _push(
         self,
@@ -196,8 +191,8 @@ class Transfers:
         request: wire.Push,
         payload: Buffer,
         before_end: Action | None = None,
-    ) -> wire.Answer | None:
-        """Push a payload; return the peer's word. None: not delivered."""
+    ) -> wire.Answer | ev.Failed:
+        """Push a payload; return the peer's word."""
         label, parts = wire.encode(request), (payload,)
         try:
             with self._meters.uplink.own.moving(), self.courtesy.urgent():
@@ -206,13 +201,13 @@ class Transfers:
         except (TransportError, RemoteError) as error:
             header = request.signed.header
             logger.debug("payload of fragment %d not delivered to %s: %s", header.fragment, peer, error)
-            return None
+            return ev.Failed(str(error))
         if delivered:
             self._bytes_out += memoryview(payload).nbytes
             self.bytes_pushed += memoryview(payload).nbytes
         return answer
 
-    async def fetch_update(self, effect: ev.FetchUpdate) -> None:
+    async def fetch_update(self, effect: ev.FetchUpdate) -> ev.UpdateFetched | ev.FetchFailed:
         """Get one outer update, from that peer or from whom it names. It is passed on while it arrives."""
         arriving = self.fanout.arriving(effect.fragment, effect.number)
         relays = self._chain.may_serve and self._chain.dialable
@@ -235,25 +230,23 @@ class Transfers:
             fetch = await self.gathering.fetch(effect.peer, request, check, arriving)
             complete = True
         except _FETCH_ERRORS as error:
-            self._fetch_failed(effect, error)
-            return
+            return _fetch_failed(effect, error)
         finally:
             if not complete:
                 self.fanout.failed(effect.fragment, arriving)
         over = partial(self.fanout.over, effect.fragment, arriving)
         ticket = self._tickets.put(fetch.payload, when_released=over)
-        self._post(ev.UpdateFetched(effect.fragment, effect.peer, fetch.header.version, ticket))
+        return ev.UpdateFetched(fetch.header.version, ticket)
 
-    async def fetch_state(self, effect: ev.FetchState) -> None:
+    async def fetch_state(self, effect: ev.FetchState) -> ev.StateFetched | ev.FetchFailed:
         """Copy a whole state into the spare, from that peer and others that hold the same."""
         try:
             header = await self.copying.fetch(effect)
         except _FETCH_ERRORS as error:
             await self._compute.run(self._compute.vault.drop_spare, effect.fragment)
-            self._fetch_failed(effect, error)
-            return
+            return _fetch_failed(effect, error)
         self.pulling.unfinished.forget(effect.fragment)
-        self._post(ev.StateFetched(effect.fragment, effect.peer, header.version, header.watermarks))
+        return ev.StateFetched(header.version, header.watermarks)
 
     async def _check(self, fragment: int, payload: bytearray, codec: str, digest: bytes) -> None:
         """Judge a payload in the worker thread: hashing it would hold the loop up. Raises: RemoteError."""
@@ -265,13 +258,14 @@ class Transfers:
 
         await self._compute.run(check)
 
-    def _fetch_failed(
-        self, effect: ev.FetchUpdate | ev.FetchState, error: RemoteError | TransportError
-    ) -> None:
-        failure = failure_of(error)
-        detail = error.reason[:64] if isinstance(error, RemoteError) and not failure.innocent else ""
-        logger.debug("fragment %d not fetched from %s: %s", effect.fragment, effect.peer, error)
-        self._post(ev.FetchFailed(effect.fragment, effect.number, effect.peer, failure, detail))
+
+def _fetch_failed(
+    effect: ev.FetchUpdate | ev.FetchState, error: RemoteError | TransportError
+) -> ev.FetchFailed:
+    failure = failure_of(error)
+    detail = error.reason[:64] if isinstance(error, RemoteError) and not failure.innocent else ""
+    logger.debug("fragment %d not fetched from %s: %s", effect.fragment, effect.peer, error)
+    return ev.FetchFailed(failure, detail)
 
 
 def _size_of(source: PullSource) -> int:

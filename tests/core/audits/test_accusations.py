@@ -55,9 +55,9 @@ def finds_false(solo: Solo) -> tuple[SignedVersion, Effects]:
     made = child(solo.fragment.chain.header, "p1", ALL)
     effects = solo.message("p1", announce(made))
     for pull in found(effects, ev.FetchUpdate):
-        effects += solo.feed(ev.UpdateFetched(0, pull.peer, made, 900))
+        effects += solo.answer(pull, ev.UpdateFetched(made, 900))
     for job in found(effects, ev.ApplyUpdate):
-        effects += solo.feed(ev.UpdateApplied(0, job.number, 900, made.header.state_digest, cosine=0.0))
+        effects += solo.answer(job, ev.UpdateApplied(made.header.state_digest, cosine=0.0))
     (audit,) = found(effects, ev.Audit)
     assert audit.givers == ()
     return made, outcome(solo, audit, DIFFERENT)
@@ -88,7 +88,7 @@ def test_nobody_is_accused_of_anything_else(how: AuditOutcome) -> None:
     solo.fragment.auditor.own_part(made.header)
     solo.fragment.chain.extend(made)
     solo.fragment.auditor.applied(made, 0.0, solo.now)
-    (audit,) = found(solo.core.shared.out.take(), ev.Audit)
+    (audit,) = found(solo.taken(solo.core.shared.out.take()), ev.Audit)
     assert not stated(outcome(solo, audit, how)) and not excluded(solo)
 
 
@@ -164,7 +164,7 @@ def test_an_audit_that_was_under_way_is_made_again_with_what_the_accuser_has() -
     solo.fragment.auditor.own_part(made.header)
     solo.fragment.chain.extend(made)
     solo.fragment.auditor.applied(made, 0.0, solo.now)
-    (first,) = found(solo.core.shared.out.take(), ev.Audit)
+    (first,) = found(solo.taken(solo.core.shared.out.take()), ev.Audit)
     assert not found(states(solo, accusation(made)), ev.Audit)
     (second,) = found(outcome(solo, first, MISSING), ev.Audit)
     assert second.givers == ("p2",)

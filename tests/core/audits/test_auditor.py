@@ -51,10 +51,9 @@ def applied(
     made = version(solo, fragment, syncer, score)
     effects = solo.message(syncer, Announce(fragment, made.header.head(), syncer))
     for pull in found(effects, ev.FetchUpdate):
-        effects += solo.feed(ev.UpdateFetched(fragment, pull.peer, made, 900))
+        effects += solo.answer(pull, ev.UpdateFetched(made, 900))
     for job in found(effects, ev.ApplyUpdate):
-        done = ev.UpdateApplied(fragment, job.number, 900, made.header.state_digest, cosine=cosine)
-        effects += solo.feed(done)
+        effects += solo.answer(job, ev.UpdateApplied(made.header.state_digest, cosine=cosine))
     return effects
 
 
@@ -73,9 +72,7 @@ def test_a_version_that_takes_away_what_we_are_trusted_with_is_audited() -> None
 
 
 def outcome(solo: Solo, audit: ev.Audit, how: AuditOutcome, withheld: bool = False) -> Effects:
-    header = audit.version.header
-    key = audit.fragment, header.number, header.digest()
-    return solo.feed(ev.Audited(*key, how, withheld=withheld))
+    return solo.answer(audit, ev.Audited(how, withheld=withheld))
 
 
 def test_an_update_that_hardly_goes_our_way_is_audited() -> None:
@@ -125,16 +122,6 @@ def test_only_who_made_a_false_merge_is_distrusted(how: AuditOutcome) -> None:
     (audit,) = found(applied(solo, 0.0), ev.Audit)
     assert str(how) in reasons(outcome(solo, audit, how), "audit")[0]
     assert solo.core.shared.distrust.has("p1", solo.now) == (how is AuditOutcome.DIFFERENT)
-
-
-def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
-    solo = node()
-    (audit,) = found(applied(solo, 0.0), ev.Audit)
-    solo.feed(ev.Audited(0, 1, bytes(32), AuditOutcome.DIFFERENT))
-    assert not solo.core.shared.distrust.has("p1", solo.now)
-    outcome(solo, audit, AuditOutcome.SAME)
-    outcome(solo, audit, AuditOutcome.DIFFERENT)
-    assert not solo.core.shared.distrust.has("p1", solo.now)
 
 
 def test_who_does_not_give_what_it_merged_is_distrusted_at_once_if_that_looks_wrong() -> None:

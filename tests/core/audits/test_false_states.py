@@ -50,11 +50,11 @@ def applies(
     for peer in there:
         solo.says[peer] = {"heads": (version.header.head(),)}
         effects += solo.hear(peer)
-    effects += solo.feed(ev.UpdateFetched(0, pull.peer, version, 900))
+    effects += solo.answer(pull, ev.UpdateFetched(version, 900))
     (job,) = found(effects, ev.ApplyUpdate)
     digests = version.header.state_digest, version.header.update_digest
     assert (job.stated, job.update_digest) == digests, "it can be looked at again"
-    return effects + solo.feed(ev.UpdateApplied(0, job.number, 900, OURS, certain=certain))
+    return effects + solo.answer(job, ev.UpdateApplied(OURS, certain=certain))
 
 
 def refuses() -> tuple[Solo, Effects]:
@@ -106,8 +106,8 @@ def test_where_most_voters_stand_on_it_we_are_wrong(there: tuple[str, ...], copi
     for peer in there:
         solo.says[peer] = {"heads": (FALSE.header.head(),)}
         solo.hear(peer)
-    solo.feed(ev.UpdateFetched(0, pull.peer, FALSE, 900))
-    effects = solo.feed(ev.UpdateApplied(0, 10, 900, OURS, certain=True)) + solo.wait(1.0)
+    solo.answer(pull, ev.UpdateFetched(FALSE, 900))
+    effects = solo.answer(ev.ApplyUpdate, ev.UpdateApplied(OURS, certain=True)) + solo.wait(1.0)
     assert bool(found(effects, ev.FetchState)) is copies
     assert excluded(solo) == (() if copies else ("p1",))
 
@@ -122,8 +122,8 @@ def test_the_only_other_voter_beside_its_syncer_does_not_make_us_copy_it() -> No
     (pull,) = found(solo.message("p1", announce(false)), ev.FetchUpdate)
     solo.says["p2"] = {"heads": (false.header.head(),)}
     solo.hear("p2")
-    solo.feed(ev.UpdateFetched(0, pull.peer, false, 900))
-    effects = solo.feed(ev.UpdateApplied(0, 4, 900, OURS, certain=True)) + solo.wait(1.0)
+    solo.answer(pull, ev.UpdateFetched(false, 900))
+    effects = solo.answer(ev.ApplyUpdate, ev.UpdateApplied(OURS, certain=True)) + solo.wait(1.0)
     assert not found(effects, ev.FetchState) and excluded(solo) == ("p1",)
 
 
@@ -133,7 +133,7 @@ def misled_by(solo: Solo, above: SignedVersion) -> ev.FetchState:
     (pull,) = found(solo.hear("p3"), ev.FetchUpdate)
     solo.hear("p2")
     solo.hear("p4")
-    effects = solo.feed(ev.FetchFailed(0, 10, pull.peer, FetchFailure.GONE)) + solo.wait(1.0)
+    effects = solo.answer(pull, ev.FetchFailed(FetchFailure.GONE)) + solo.wait(1.0)
     (copy,) = found(effects, ev.FetchState)
     return copy
 
@@ -143,7 +143,7 @@ def test_who_was_misled_gives_us_neither_that_version_nor_what_its_syncer_made_o
     assert not found(solo.hear("p3", heads=(FALSE.header.head(),)) + solo.wait(5.0), ev.FetchUpdate)
     above = child(FALSE.header, "p1", ALL)
     copy = misled_by(solo, above)
-    effects = solo.feed(ev.StateFetched(0, copy.peer, above, table(above)))
+    effects = solo.answer(copy, ev.StateFetched(above, table(above)))
     assert reasons(effects, "catchup")[0] == f"not taken: {VersionFault.FALSE_STATE}"
     assert solo.head == CHAIN[-1].header.head() and ev.DropSpare(0) in effects
 
@@ -158,7 +158,7 @@ def test_after_a_restart_it_is_not_copied_from_who_was_misled_either() -> None:
     assert not found(effects, ev.FetchUpdate) and not found(effects, ev.FetchState)
     above = child(FALSE.header, "p2", ALL)
     copy = misled_by(solo, above)
-    effects = solo.feed(ev.StateFetched(0, copy.peer, FALSE, table(FALSE)))
+    effects = solo.answer(copy, ev.StateFetched(FALSE, table(FALSE)))
     assert reasons(effects, "catchup")[0] == f"not taken: {VersionFault.FALSE_STATE}"
 
 
@@ -166,7 +166,7 @@ def test_the_update_of_a_known_false_version_is_not_even_applied_again() -> None
     solo, _ = refuses()
     above = child(FALSE.header, "p1", ALL)
     (pull,) = found(solo.hear("p3", heads=(above.header.head(),)), ev.FetchUpdate)
-    effects = solo.feed(ev.UpdateFetched(0, pull.peer, FALSE, 901))
+    effects = solo.answer(pull, ev.UpdateFetched(FALSE, 901))
     assert reasons(effects, "refusal") == [str(VersionFault.FALSE_STATE)]
     assert not found(effects, ev.ApplyUpdate) and ev.Release(901) in effects
 

@@ -50,7 +50,7 @@ def applied(solo: Solo, ours: bool = True, learners: tuple[str, ...] = ("p1",)) 
 def answered(solo: Solo, audit: ev.LossAudit, ratio: float, **odd: Any) -> Effects:
     """Our learner measured this."""
     values = {"theirs": (ratio, ratio), "ours": (1.0, 1.0)} | odd
-    return solo.feed(ev.LossAudited(audit.fragment, audit.version.header.digest(), **values))
+    return solo.answer(audit, ev.LossAudited(**values))
 
 
 def expelled(solo: Solo, ratio: float = -1.0, same_data: bool = True) -> Effects:
@@ -164,15 +164,6 @@ def test_honest_work_is_never_refused() -> None:
         for audit in found(applied(solo), ev.LossAudit):
             answered(solo, audit, (0.9, 0.1, -0.3)[count % 3], same_data=True)
     assert not solo.core.shared.loss_audits.expels
-
-
-def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
-    solo = node()
-    (audit,) = found(applied(solo), ev.LossAudit)
-    assert not solo.feed(ev.LossAudited(0, bytes(32), (-1.0,), (1.0,)))
-    answered(solo, audit, 1.0)
-    assert not answered(solo, audit, -1.0)
-    assert solo.core.shared.loss_audits.audits("p1") == 1
 
 
 # What loss audits show of a learner, and how rarely they are wrong.

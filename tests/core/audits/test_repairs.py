@@ -48,8 +48,7 @@ def accused(solo: Solo, by: str = "p2") -> ev.Audit:
 def finds_false(solo: Solo, remade: bool = True) -> None:
     """We make the merge again: it is another one."""
     accused(solo)
-    header = FALSE.header
-    solo.feed(ev.Audited(0, header.number, header.digest(), AuditOutcome.DIFFERENT, remade))
+    solo.answer(ev.Audit, ev.Audited(AuditOutcome.DIFFERENT, remade))
     assert solo.core.shared.excluded.peers == ("p1",)
 
 
@@ -67,8 +66,7 @@ def merges(solo: Solo) -> ev.Merge:
 
 def done(solo: Solo, merge: ev.Merge, repaired: bool) -> SignedVersion:
     state = bytes([merge.number] * 32)
-    key = merge.fragment, merge.term, merge.number, 500 + merge.number
-    solo.feed(ev.Merged(*key, state, 100, state, repaired=repaired))
+    solo.answer(merge, ev.Merged(500 + merge.number, state, 100, state, repaired=repaired))
     return solo.fragment.chain.signed
 
 
@@ -118,9 +116,9 @@ def comes(solo: Solo, made: SignedVersion, cosine: float | None = None) -> Effec
     """That version is named, fetched and, if it is right, applied."""
     effects = solo.hear("p2", heads=(made.header.head(),))
     for pull in found(effects, ev.FetchUpdate):
-        effects += solo.feed(ev.UpdateFetched(0, pull.peer, made, 900))
+        effects += solo.answer(pull, ev.UpdateFetched(made, 900))
     for job in found(effects, ev.ApplyUpdate):
-        effects += solo.feed(ev.UpdateApplied(0, job.number, 900, made.header.state_digest, cosine=cosine))
+        effects += solo.answer(job, ev.UpdateApplied(made.header.state_digest, cosine=cosine))
     return effects
 
 
@@ -130,8 +128,7 @@ def test_who_found_it_false_follows_and_always_audits_the_repair() -> None:
     made = repairing()
     (audit,) = found(comes(solo, made, cosine=0.5), ev.Audit)
     assert (audit.version, audit.repairs) == (made, FALSE)
-    header = made.header
-    solo.feed(ev.Audited(0, header.number, header.digest(), AuditOutcome.DIFFERENT))
+    solo.answer(ev.Audit, ev.Audited(AuditOutcome.DIFFERENT))
     assert solo.core.shared.excluded.peers == ("p1", "p2"), "a false repair is a false merge"
 
 
@@ -148,8 +145,7 @@ def test_who_never_looked_at_it_follows_and_then_looks_at_both() -> None:
     (audit,) = found(comes(solo, made, cosine=0.0), ev.Audit)
     assert solo.fragment.chain.signed == made
     assert audit.version == FALSE, "first what it repairs"
-    header = FALSE.header
-    effects = solo.feed(ev.Audited(0, header.number, header.digest(), AuditOutcome.DIFFERENT, True))
+    effects = solo.answer(ev.Audit, ev.Audited(AuditOutcome.DIFFERENT, True))
     effects += solo.wait(1.0)
     (second,) = found(effects, ev.Audit)
     assert (second.version, second.repairs) == (made, FALSE)
@@ -158,8 +154,7 @@ def test_who_never_looked_at_it_follows_and_then_looks_at_both() -> None:
 def test_who_repairs_what_was_right_is_distrusted() -> None:
     solo, made = node(), repairing()
     comes(solo, made)
-    header = FALSE.header
-    solo.feed(ev.Audited(0, header.number, header.digest(), AuditOutcome.SAME))
+    solo.answer(ev.Audit, ev.Audited(AuditOutcome.SAME))
     assert solo.core.shared.distrust.has("p2", solo.now)
     again = child(made.header, "p3", ALL, repairs=CHAIN[-2].header.digest())
     comes(solo, again)
@@ -168,8 +163,7 @@ def test_who_repairs_what_was_right_is_distrusted() -> None:
 def test_of_what_cannot_be_made_again_nothing_follows() -> None:
     solo, made = node(), repairing()
     comes(solo, made)
-    header = FALSE.header
-    solo.feed(ev.Audited(0, header.number, header.digest(), AuditOutcome.MISSING))
+    solo.answer(ev.Audit, ev.Audited(AuditOutcome.MISSING))
     assert not found(solo.wait(1.0), ev.Audit) and not solo.core.shared.distrust.has("p2", solo.now)
 
 

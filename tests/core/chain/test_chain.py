@@ -552,7 +552,7 @@ def test_a_copy_with_numbers_that_no_chain_has_is_not_taken(
     solo = Solo(heads=(header.head(),))
     for pull in [e for e in solo.greeting if isinstance(e, ev.FetchState)]:
         version = SignedVersion(header, sign(header.syncer, "version", header))
-        solo.feed(ev.StateFetched(0, pull.peer, version, marks))
+        solo.answer(pull, ev.StateFetched(version, marks))
     assert solo.head.number == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kit import (
+    PULLS,
     RUN,
     Solo,
     announce,
@@ -14,7 +15,6 @@ from kit import (
     digest,
     found,
     genesis,
-    offer_to,
     reasons,
     saved,
     signed_part,
@@ -128,17 +128,17 @@ def switch(solo: Solo, heavier: SignedVersion, watermark: Stamp = NEVER) -> list
     solo.heard["heads"] = (heavier.header.head(),)
     effects = solo.hear("p1", heads=(heavier.header.head(),))
     if found(effects, ev.FetchUpdate):
-        effects = solo.feed(ev.FetchFailed(0, solo.head.number + 1, "p1", FetchFailure.GONE))
+        effects = solo.answer(PULLS, ev.FetchFailed(FetchFailure.GONE))
     if not found(effects, ev.FetchState):
         effects = solo.wait(1.0)
     pull = found(effects, ev.FetchState)[0]
-    return solo.feed(ev.StateFetched(0, pull.peer, heavier, table(heavier)))
+    return solo.answer(pull, ev.StateFetched(heavier, table(heavier)))
 
 
 def answer(solo: Solo, effects: list[ev.Effect], ticket: int) -> list[ev.Effect]:
     """The tensors thread adds up what it was asked to."""
     wanted = found(effects, ev.Combine)[-1]
-    return solo.feed(ev.Combined(0, wanted.attempt, ticket, digest("sum", wanted.tickets), 100))
+    return solo.answer(wanted, ev.Combined(ticket, digest("sum", wanted.tickets), 100))
 
 
 def offered(solo: Solo, effects: list[ev.Effect]) -> ev.Offer:
@@ -174,8 +174,7 @@ def test_new_work_waits_behind_what_is_sent_again() -> None:
     assert not found(solo.ready(ticket=9), ev.Offer)
     again = offered(solo, answer(solo, effects, ticket=50))
     assert again.ticket == 50
-    held = ev.OfferAnswered(again, Verdict.IN_ROUND, None)
-    assert not found(solo.feed(held), ev.Offer)
+    assert not found(solo.answer(again, ev.OfferAnswered(Verdict.IN_ROUND, None)), ev.Offer)
     part = (Contributor("me", Stamp(1, 2), 80, 8),)
     version = child(branch(5, syncer="p2")[5].header, "p1", term=2, contributors=part, tokens=280)
     following = found(solo.announce(version), ev.Offer)[0]
@@ -188,8 +187,7 @@ def test_one_damaged_payload_does_not_lose_what_was_merged_once() -> None:
     solo.elect("p1", term=2, start=5)
     offer = offered(solo, answer(solo, effects, ticket=50))
     stamp = offer.signed.header.stamp
-    refused = ev.OfferAnswered(offer, Verdict.NON_FINITE, None)
-    again = offered(solo, solo.feed(refused))
+    again = offered(solo, solo.answer(offer, ev.OfferAnswered(Verdict.NON_FINITE, None)))
     assert (again.ticket, again.signed.header.stamp) == (50, stamp)
 
 
@@ -220,7 +218,7 @@ def test_a_payload_that_cannot_be_read_back_holds_nobody_up() -> None:
     wanted = found(switch(solo, branch(5, syncer="p2")[5]), ev.Combine)[0]
     solo.elect("p1", term=2, start=5)
     solo.ready(ticket=9)
-    effects = solo.feed(ev.CombineFailed(0, wanted.attempt, "damaged"))
+    effects = solo.answer(wanted, ev.Failed("damaged"))
     assert reasons(effects, "fork") == ["given up: damaged"]
     assert offered(solo, effects).ticket == 9
 
@@ -475,7 +473,7 @@ def test_that_a_syncer_may_have_it_is_not_forgotten_while_another_is_asked() -> 
     solo = at_work()
     solo.ready(ticket=7)
     solo.feed(ev.ContributionSent(0, FIRST))
-    solo.feed(ev.OfferUndelivered(offer_to("p1", FIRST)))
+    solo.answer(ev.Offer, ev.Failed("cut"))
     solo.elect("p2", term=2)
     solo.feed(ev.LeaveRequested())
     assert found(solo.wait(solo.config.timing.leave_s + 0.1), ev.Left)
@@ -562,14 +560,13 @@ def test_a_merged_contribution_ends_the_count() -> None:
 def test_whoever_is_elsewhere_with_what_nobody_can_have_is_not_counted_on(verdict: Verdict) -> None:
     solo = held_by_p1(says=verdict)
     solo.message("p1", announce(child(solo.fragment.chain.header, "p1", ("p2",))))
-    seen, effects = [], solo.feed(ev.FetchFailed(0, 1, "p1", FetchFailure.BUSY))
+    seen, effects = [], solo.answer(PULLS, ev.FetchFailed(FetchFailure.BUSY))
     while not reasons(seen, "suspicion") and len(seen) < 2000:
-        answers = [ev.OfferAnswered(offer, verdict, None) for offer in found(effects, ev.Offer)]
-        answers += [
-            ev.FetchFailed(0, pull.number, pull.peer, FetchFailure.BUSY)
-            for pull in found(effects, ev.FetchUpdate)
-        ]
-        seen += effects
-        effects = [effect for answer in answers for effect in solo.feed(answer)] + solo.wait(0.5)
+        seen, asked, effects = seen + effects, effects, []
+        for offer in found(asked, ev.Offer):
+            effects += solo.answer(offer, ev.OfferAnswered(verdict, None))
+        for pull in found(asked, ev.FetchUpdate):
+            effects += solo.answer(pull, ev.FetchFailed(FetchFailure.BUSY))
+        effects += solo.wait(0.5)
     assert reasons(seen, "suspicion") == [str(Suspicion.NO_VERSION)]
     assert solo.now > 5.0, "not before its patience is over"

@@ -75,7 +75,7 @@ def test_a_vote_that_cannot_be_saved_is_not_sent() -> None:
     solo = Solo(peers=PEERS)
     solo.slow_disk = True
     request(solo, "p1", 5)
-    effects = solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    effects = solo.answer(solo.writing.pop(), ev.Failed("disk full"))
     assert not sent(effects, msg.VoteGranted)
 
 
@@ -254,7 +254,7 @@ def test_what_an_earlier_life_left_behind_comes_before_what_this_one_has() -> No
     assert offer.after == NEVER
     part = (Contributor("me", Stamp(0, 9), 40, 4),)
     solo.announce(child(solo.fragment.chain.header, contributors=part, tokens=40))
-    solo.feed(ev.OfferAnswered(sent_first, Verdict.OVERLAP, solo.head))
+    solo.answer(sent_first, ev.OfferAnswered(Verdict.OVERLAP, solo.head))
     again = found(solo.wait(1.0), ev.Offer)[0].signed.header
     assert (again.stamp, again.after) == (offer.stamp, Stamp(0, 9))
 
@@ -348,7 +348,7 @@ def waited_in_vain(solo: Solo) -> None:
     solo.learn()
     solo.elect("p1")
     offer = found(solo.ready(), ev.Offer)[0]
-    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+    solo.answer(offer, ev.OfferAnswered(Verdict.IN_ROUND, None))
     for _ in range(60):
         solo.wait(0.6)
         if solo.fragment.office._candidates.idle.now(solo.now):
@@ -535,14 +535,14 @@ def test_who_cannot_save_a_vote_has_none_until_it_can() -> None:
     solo = Solo(peers=PEERS)
     solo.slow_disk = True
     request(solo, "p1", 5)
-    effects = solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    effects = solo.answer(solo.writing.pop(), ev.Failed("disk full"))
     assert says_votes(effects) == {False}, "told at once"
     assert reasons(effects, "disk") == ["no vote until one can be saved: disk full"]
     assert refusal(request(solo, "p1", 6)) is VoteRefusal.NO_DISK
     effects = solo.wait(TRY_EVERY_S + 1)  # neither does it stand, though nobody is in office
     assert not sent(effects, msg.VoteRequest) and says_votes(effects) == {False}
     assert [job.record for job in solo.writing] == [ev.VoteRecord(0, 5, "p1")], "the same vote, tried again"
-    solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    solo.answer(solo.writing.pop(), ev.Failed("disk full"))
     solo.wait(TRY_EVERY_S + 1)
     effects = solo.write()
     assert says_votes(effects) == {True}
@@ -607,7 +607,7 @@ def test_who_has_a_vote_again_leaves_the_others_time_to_hear_of_it() -> None:
     solo = Solo(peers=(), genesis=True)
     solo.slow_disk = True
     solo.wait(10.0)  # our own vote
-    solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    solo.answer(solo.writing.pop(), ev.Failed("disk full"))
     solo.wait(TRY_EVERY_S + 1)
     solo.slow_disk = False
     solo.write()

@@ -30,7 +30,7 @@ def test_a_dead_syncers_contribution_goes_to_the_next_one() -> None:
     solo.learn()
     solo.elect("p1")
     first = found(solo.ready(), ev.Offer)[0]
-    solo.feed(ev.OfferAnswered(first, Verdict.IN_ROUND, None))
+    solo.answer(first, ev.OfferAnswered(Verdict.IN_ROUND, None))
     solo.wait(solo.config.timing.suspect_s + 0.1, silent=("p1",))
     again = found(solo.elect("p2", term=solo.fragment.office._terms.next()), ev.Offer)
     assert [(o.peer, o.ticket) for o in again] == [("p2", first.ticket)]
@@ -76,7 +76,7 @@ def test_a_slow_syncer_is_suspected() -> None:
     solo.learn()
     solo.elect("p1")
     offer = found(solo.ready(), ev.Offer)[0]
-    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+    solo.answer(offer, ev.OfferAnswered(Verdict.IN_ROUND, None))
     effects = solo.wait(30.0)
     assert reasons(effects, "suspicion")[0] == str(Suspicion.NO_VERSION)
     assert sent(effects, msg.VoteRequest)
@@ -88,7 +88,7 @@ def test_who_stays_in_office_though_we_suspect_it_gets_our_work_again() -> None:
     solo.learn()
     solo.elect("p1")
     offer = found(solo.ready(), ev.Offer)[0]
-    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+    solo.answer(offer, ev.OfferAnswered(Verdict.IN_ROUND, None))
     late = (sent(solo.wait(0.6), msg.VoteRequest) for _ in range(60))
     requests = next(sent for sent in late if sent)
     again: list[ev.Offer] = []
@@ -109,7 +109,7 @@ def outvoted_for(solo: Solo, seconds: float) -> list[float]:
     effects, until_s = solo.ready(), solo.now + seconds
     while solo.now < until_s:
         for offer in found(effects, ev.Offer):
-            solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+            solo.answer(offer, ev.OfferAnswered(Verdict.IN_ROUND, None))
         effects = solo.wait(0.6)
         for term in {asked.term for asked in sent(effects, msg.VoteRequest)} - set(stood):
             stood[term] = solo.now
@@ -211,7 +211,7 @@ def test_one_who_says_it_is_not_in_office_is_believed_the_second_time() -> None:
     solo.elect("p1")
     offers = found(solo.ready(), ev.Offer)
     for _ in range(2):
-        effects = solo.feed(ev.OfferAnswered(offers[0], Verdict.NOT_SYNCER, solo.head))
+        effects = solo.answer(offers[0], ev.OfferAnswered(Verdict.NOT_SYNCER, solo.head))
         effects += solo.wait(0.5)
         offers = found(effects, ev.Offer)
     assert reasons(effects, "suspicion") == ["the syncer says that it is not in office"]

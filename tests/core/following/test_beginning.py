@@ -64,11 +64,11 @@ class Newcomer(Solo):
                 if pull.peer in self.hold:
                     continue
                 if pull.peer in self.does_not_give:
-                    failed = ev.FetchFailed(0, pull.number, pull.peer, FetchFailure.UNREACHABLE)
-                    effects += self.feed(failed)
+                    effects += self.answer(pull, ev.FetchFailed(FetchFailure.UNREACHABLE))
                     continue
                 version = self.chains[pull.peer][-1]
-                effects += self.feed(ev.StateFetched(0, pull.peer, version, table(version)))
+                if isinstance(pull, ev.FetchState):  # updates are slow: none comes
+                    effects += self.answer(pull, ev.StateFetched(version, table(version)))
 
     def live(self, seconds: float) -> None:
         """Time passes, in which everybody gives."""
@@ -221,7 +221,7 @@ def test_one_that_gives_slowly_is_not_given_up() -> None:
     solo.meet("a", "l1", "l2", "l3")
     solo.live(2 * ALONE_S)
     assert solo.asked == ["a"] and not solo.core.confirmed
-    solo.feed(ev.StateFetched(0, "a", TRUE[-1], table(TRUE[-1])))
+    solo.answer(ev.FetchState, ev.StateFetched(TRUE[-1], table(TRUE[-1])))
     assert solo.core.confirmed and solo.head == head(TRUE, 9) and solo.basis is Basis.JOINED
 
 
@@ -279,9 +279,8 @@ def test_a_vouch_that_is_heard_while_something_is_under_way_refuses_that() -> No
     solo = Newcomer()
     solo.hold = {"l1", "l2"}
     solo.meet("l1", "l2")
-    (giver,) = solo.asked
     solo.run(solo.feed(vouch(TRUE, 4, "a", "b")))
-    effects = solo.feed(ev.StateFetched(0, giver, FALSE[-1], table(FALSE[-1])))
+    effects = solo.answer(ev.FetchState, ev.StateFetched(FALSE[-1], table(FALSE[-1])))
     assert solo.head.number == 0 and reasons(effects, "catchup") == ["not taken: unbacked"]
 
 

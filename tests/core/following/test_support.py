@@ -43,7 +43,7 @@ def test_a_state_whose_update_nobody_gives_is_copied_once_more_than_a_third_have
     """Of five who decide, two are more than a third."""
     solo = node()
     (pull,) = found(stand(solo, there, NEXT), ev.FetchUpdate)
-    effects = solo.feed(ev.FetchFailed(0, 5, pull.peer, FetchFailure.GONE)) + solo.wait(5.0)
+    effects = solo.answer(pull, ev.FetchFailed(FetchFailure.GONE)) + solo.wait(5.0)
     assert bool(found(effects, ev.FetchState)) is copies
     assert copies or found(effects, ev.FetchUpdate), "it may be busy, so its update is asked for again"
     assert copies or sent(effects, msg.Unbacked, "p1"), "it is told, or both would wait for ever"
@@ -61,7 +61,7 @@ def test_who_fell_far_behind_copies_what_the_others_have() -> None:
     stand(solo, ("p1",), FAR)
     effects = stand(solo, ("p2", "p3"), FAR) + solo.wait(2.0)
     copy = found(effects, ev.FetchState)[0]
-    effects = solo.feed(ev.StateFetched(0, copy.peer, FAR, table(FAR)))
+    effects = solo.answer(copy, ev.StateFetched(FAR, table(FAR)))
     assert found(effects, ev.CommitVersion) and solo.head == FAR.header.head()
 
 
@@ -69,7 +69,7 @@ def test_who_is_asked_for_what_all_have_gives_nothing_else() -> None:
     solo = node()
     effects = stand(solo, PEERS, FAR) + solo.wait(2.0)
     copy, forged = found(effects, ev.FetchState)[0], child(FAR.header, "p1", ALL)
-    effects = solo.feed(ev.StateFetched(0, copy.peer, forged, table(forged)))
+    effects = solo.answer(copy, ev.StateFetched(forged, table(forged)))
     assert not found(effects, ev.CommitVersion) and solo.head == CHAIN[4].header.head()
     assert reasons(effects, "catchup")[0] == "not taken: unsupported"
 
@@ -151,13 +151,13 @@ def test_who_yields_takes_a_state_with_support_and_not_that_of_whoever_spoke_las
     effects = stand(solo, ("p1", "p2", "p3"), LIGHTER) + told(solo, ("p1", "p2", "p3"))
     (copy,) = found(effects, ev.FetchState)
     assert copy.peer != "p4"
-    effects = told(solo, ("p4",)) + solo.feed(ev.StateFetched(0, copy.peer, lie, table(lie)))
+    effects = told(solo, ("p4",)) + solo.answer(copy, ev.StateFetched(lie, table(lie)))
     assert not found(effects, ev.CommitVersion), "nor does a giver show something else"
     effects = solo.wait(5.0)
     assert {copy.peer for copy in found(effects, ev.FetchState)} <= {"p1", "p2", "p3"}
     copy = found(effects, ev.FetchState)[0]
     told(solo, ("p4",))
-    effects = solo.feed(ev.StateFetched(0, copy.peer, LIGHTER, table(LIGHTER)))
+    effects = solo.answer(copy, ev.StateFetched(LIGHTER, table(LIGHTER)))
     assert found(effects, ev.CommitVersion) and solo.head == LIGHTER.header.head()
 
 

@@ -91,11 +91,9 @@ class States:
             here = self._arrived()
             effects = []
             for pull in gone:
-                failed = ev.FetchFailed(pull.fragment, pull.number, pull.peer, FetchFailure.GONE)
-                effects += self._solo.feed(failed)
+                effects += self._solo.answer(pull, ev.FetchFailed(FetchFailure.GONE))
             for copy in here:
-                fetched = ev.StateFetched(copy.fragment, copy.peer, self._version, table(self._version))
-                effects += self._solo.feed(fetched)
+                effects += self._solo.answer(copy, ev.StateFetched(self._version, table(self._version)))
         return False
 
     def _arrived(self) -> list[ev.FetchState]:
@@ -130,14 +128,14 @@ def test_no_version_is_taken_of_a_member_that_nobody_elected(usurper: str, paper
     given(solo.core.confirmed and solo.fragment.office.syncer == "p1", "p1 is not in office")
 
     version = child(OF_FOUR[-1].header, usurper, (usurper,), term=2)
-    effects = solo.announce(version)
+    solo.announce(version)
     solo.says[usurper] = {"heads": (version.header.head(),)}
     for _ in range(20):
-        for pull in found(effects, ev.FetchUpdate):
-            solo.feed(ev.UpdateFetched(0, pull.peer, version, 900))
         effects = solo.wait(0.5)
+        for pull in found(effects, ev.FetchUpdate):
+            effects += solo.answer(pull, ev.UpdateFetched(version, 900))
         for job in found(effects, ev.ApplyUpdate):
-            solo.feed(ev.UpdateApplied(0, job.number, job.ticket, version.header.state_digest))
+            solo.answer(job, ev.UpdateApplied(version.header.state_digest))
     assert solo.head == OF_FOUR[-1].header.head()
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from kit import (
     OWNER,
+    PULLS,
     Solo,
     admission,
     branch,
@@ -19,7 +20,6 @@ from kit import (
     config,
     found,
     genesis,
-    offer_to,
     progress,
     reasons,
     saved,
@@ -93,22 +93,21 @@ def test_a_few_missed_versions_are_replayed_and_many_are_copied() -> None:
 def test_a_holder_that_does_not_deliver_is_not_the_only_one_asked() -> None:
     solo = newcomer()
     first = found(solo.greeting, ev.FetchUpdate)[0]
-    effects = solo.feed(ev.FetchFailed(0, 1, first.peer, FetchFailure.UNREACHABLE)) + solo.wait(0.4)
+    effects = solo.answer(first, ev.FetchFailed(FetchFailure.UNREACHABLE)) + solo.wait(0.4)
     assert found(effects, ev.FetchUpdate)[0].peer != first.peer
 
 
 def test_an_update_that_is_gone_is_copied_instead() -> None:
     solo = newcomer()
-    peer = found(solo.greeting, ev.FetchUpdate)[0].peer
-    effects = solo.feed(ev.FetchFailed(0, 1, peer, FetchFailure.GONE)) + solo.wait(1.0)
+    effects = solo.answer(PULLS, ev.FetchFailed(FetchFailure.GONE)) + solo.wait(1.0)
     assert found(effects, ev.FetchState)[0].number == 2
 
 
 def test_an_outer_step_with_another_digest_is_dropped_and_the_state_copied() -> None:
     solo = newcomer()
     pull = found(solo.greeting, ev.FetchUpdate)[0]
-    solo.feed(ev.UpdateFetched(0, pull.peer, FAR[1], 7))
-    effects = solo.feed(ev.UpdateApplied(0, 1, 7, bytes(32)))
+    solo.answer(pull, ev.UpdateFetched(FAR[1], 7))
+    effects = solo.answer(ev.ApplyUpdate, ev.UpdateApplied(bytes(32)))
     assert found(effects, ev.DropSpare) and ev.Release(7) in effects and solo.head.number == 0
     assert reasons(effects, "refusal") == ["digest-differs"]
     assert found(solo.wait(1.0), ev.FetchState)
@@ -117,9 +116,9 @@ def test_an_outer_step_with_another_digest_is_dropped_and_the_state_copied() -> 
 def test_an_update_that_is_not_as_stated_is_neither_taken_nor_copied() -> None:
     solo = newcomer()
     pull = found(solo.greeting, ev.FetchUpdate)[0]
-    asked = found(solo.feed(ev.UpdateFetched(0, pull.peer, FAR[1], 7)), ev.ApplyUpdate)[0]
+    asked = found(solo.answer(pull, ev.UpdateFetched(FAR[1], 7)), ev.ApplyUpdate)[0]
     assert asked.norm == FAR[1].header.norm
-    effects = solo.feed(ev.UpdateApplied(0, 1, 7, b"", unsound=True))
+    effects = solo.answer(ev.ApplyUpdate, ev.UpdateApplied(b"", unsound=True))
     assert found(effects, ev.DropSpare) and ev.Release(7) in effects and solo.head.number == 0
     assert reasons(effects, "refusal") == ["out-of-scale"]
     assert not found(effects + solo.wait(1.0), ev.FetchState)
@@ -149,7 +148,7 @@ def test_an_update_that_is_not_as_stated_is_neither_taken_nor_copied() -> None:
 def test_a_false_update_is_refused(reason: str, odd: dict[str, object]) -> None:
     solo = newcomer()
     pull = found(solo.greeting, ev.FetchUpdate)[0]
-    effects = solo.feed(ev.UpdateFetched(0, pull.peer, child(genesis(0).header, **odd), 7))
+    effects = solo.answer(pull, ev.UpdateFetched(child(genesis(0).header, **odd), 7))
     assert reasons(effects, "refusal") == [reason]
     assert ev.Release(7) in effects and not found(effects, ev.ApplyUpdate)
 
@@ -158,7 +157,7 @@ def test_an_update_that_another_signed_is_refused() -> None:
     solo = newcomer()
     pull = found(solo.greeting, ev.FetchUpdate)[0]
     forged = type(FAR[1])(FAR[1].header, child(genesis(0).header, "p2").signature)
-    assert reasons(solo.feed(ev.UpdateFetched(0, pull.peer, forged, 7)), "refusal") == ["version-signature"]
+    assert reasons(solo.answer(pull, ev.UpdateFetched(forged, 7)), "refusal") == ["version-signature"]
 
 
 def test_a_term_that_a_newcomer_cannot_judge_does_not_stay_with_it() -> None:
@@ -252,7 +251,7 @@ def test_a_copied_state_whose_version_would_be_refused_is_thrown_away(
 ) -> None:
     solo = newcomer(9)
     copy = found(solo.greeting, ev.FetchState)[0]
-    effects = solo.feed(ev.StateFetched(0, copy.peer, forged, ()))
+    effects = solo.answer(copy, ev.StateFetched(forged, ()))
     assert found(effects, ev.DropSpare) and not found(effects, ev.CommitVersion) and solo.head.number == 0
     assert reasons(effects, "catchup")[0] == f"not taken: {reason}"
 
@@ -280,7 +279,9 @@ def offered(effects: list[ev.Effect]) -> list[int]:
 
 
 def answer(solo: Solo, peer: str, verdict: Verdict, sequence: int = 1) -> list[ev.Effect]:
-    return solo.feed(ev.OfferAnswered(offer_to(peer, Stamp(1, sequence)), verdict, None))
+    asked = found([ask.effect for ask in solo.unanswered], ev.Offer)
+    (offer,) = [o for o in asked if (o.peer, o.signed.header.stamp) == (peer, Stamp(1, sequence))]
+    return solo.answer(offer, ev.OfferAnswered(verdict, None))
 
 
 def test_what_somebody_took_is_not_given_up_because_another_calls_it_unusable() -> None:
@@ -585,8 +586,8 @@ def test_nobody_confirms_while_a_holder_of_more_is_asked() -> None:
     solo = returning(2, theirs=4)
     solo.wait(40.0)
     assert not solo.core.confirmed
-    solo.feed(ev.FetchFailed(0, 3, "p1", FetchFailure.FALSE))
-    solo.feed(ev.FetchFailed(0, 3, "p2", FetchFailure.FALSE))
+    solo.answer(PULLS, ev.FetchFailed(FetchFailure.FALSE))
+    solo.answer(PULLS, ev.FetchFailed(FetchFailure.FALSE))
     solo.wait(1.0)
     assert solo.core.confirmed, "they cannot give what they boast of"
 
@@ -646,7 +647,7 @@ def meets(*peers: str, maker: str = "s1", mine: tuple[str, ...] = WORKERS) -> So
 def gone(solo: Solo, effects: list[ev.Effect]) -> None:
     """Nobody has the updates that would lead there any more."""
     for pull in found(effects, ev.FetchUpdate):
-        solo.feed(ev.FetchFailed(0, pull.number, pull.peer, FetchFailure.GONE))
+        solo.answer(pull, ev.FetchFailed(FetchFailure.GONE))
 
 
 def wait(solo: Solo, seconds: float) -> list[ev.Effect]:
@@ -705,9 +706,9 @@ def test_who_returns_believes_those_whom_papers_name(paper: Paper) -> None:
     """All that it knew have handed the run on to others, by the owner's word or an invite."""
     solo = meets("s1")
     solo.feed(ev.Guided(papers=(paper,)))
-    giver, *_ = asked(wait(solo, 5.0))
+    wait(solo, 5.0)
     version = far("s1")[-1]
-    effects = solo.feed(ev.StateFetched(0, giver, version, table(version)))
+    effects = solo.answer(ev.FetchState, ev.StateFetched(version, table(version)))
     assert found(effects, ev.CommitVersion) and solo.head == version.header.head() and solo.core.confirmed
 
 
@@ -731,8 +732,8 @@ def sides(*seats: str) -> tuple[Solo, list[ev.SignedVersion]]:
 
 def test_two_sides_that_began_alone_join_by_weight_where_both_have_seats() -> None:
     solo, other = sides("me", "s1")
-    (giver,) = asked(solo.hear("s1"))
-    effects = solo.feed(ev.StateFetched(0, giver, other[-1], table(other[-1])))
+    solo.hear("s1")
+    effects = solo.answer(ev.FetchState, ev.StateFetched(other[-1], table(other[-1])))
     assert found(effects, ev.CommitVersion) and solo.head == other[-1].header.head()
 
 

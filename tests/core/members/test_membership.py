@@ -284,7 +284,7 @@ def test_a_strangers_heavier_head_moves_nobody() -> None:
     effects = solo.hear("s1", heads=(far,))
     assert not found(effects, ev.FetchState), "a whole state is not even asked for"
     (asked,) = found(effects, ev.FetchUpdate)
-    effects = solo.feed(ev.UpdateFetched(0, asked.peer, version, 900))
+    effects = solo.answer(asked, ev.UpdateFetched(version, 900))
     assert not found(effects, ev.ApplyUpdate) and solo.head == before
     assert reasons(effects, "refusal") == ["unbacked"] and sent(effects, msg.Unbacked, to="s1")
     assert not found(solo.wait(20.0), ev.FetchUpdate), "it is left alone for a while"
@@ -295,7 +295,7 @@ def test_what_a_member_has_made_may_come_from_anybody() -> None:
     solo = settled("s1")
     version = forged(solo, "p1")
     (asked,) = found(solo.hear("s1", heads=(version.header.head(),)), ev.FetchUpdate)
-    effects = solo.feed(ev.UpdateFetched(0, asked.peer, version, 900))
+    effects = solo.answer(asked, ev.UpdateFetched(version, 900))
     assert found(effects, ev.ApplyUpdate)
 
 
@@ -309,7 +309,7 @@ def test_a_stranger_answers_with_another_state_than_was_asked_for() -> None:
     effects = solo.hear("p2") + solo.hear("p1", heads=(far,))
     (copy,) = found(effects, ev.FetchState)
     false = forged(solo, "s1")
-    effects = solo.feed(ev.StateFetched(0, "s1", false, table(false)))
+    effects = solo.answer(ev.FetchState, ev.StateFetched(false, table(false)))
     assert not found(effects, ev.CommitVersion) and solo.head == before and copy.peer == "p1"
 
 
@@ -468,7 +468,7 @@ def stopped(seconds: float) -> tuple[Solo, list[ev.Effect]]:
     solo.learn()
     solo.elect("p1")
     offer = found(solo.ready(), ev.Offer)[0]
-    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+    solo.answer(offer, ev.OfferAnswered(Verdict.IN_ROUND, None))
     solo.wait(1.0)
     solo.core.next_deadline()
     solo.now += seconds

@@ -169,7 +169,7 @@ def test_who_copies_a_state_with_a_sibling_of_its_own_version_has_a_proof() -> N
     solo = Solo(peers=PEERS, restored=saved([genesis(0), lighter]))
     heads = (heavier.header.head(),)
     (pulled,) = found(solo.hear("p2", heads=heads) + solo.hear("p3", heads=heads), ev.FetchState)
-    effects = solo.feed(ev.StateFetched(0, pulled.peer, heavier, table(heavier)))
+    effects = solo.answer(pulled, ev.StateFetched(heavier, table(heavier)))
     assert excluded(solo) == ("p1",) and found(effects, ev.CommitVersion), (
         "it takes the heavier one all the same"
     )
@@ -205,14 +205,14 @@ def test_whose_head_has_no_child_there_shows_it_to_who_gives_the_child() -> None
     solo = Solo(peers=PEERS, restored=saved([genesis(0), lighter]))
     after = child(heavier.header, "p1", BOTH)
     pull = found(solo.hear("p2", heads=(after.header.head(),)), ev.FetchUpdate)[0]
-    effects = solo.feed(ev.UpdateFetched(0, pull.peer, after, 900))
+    effects = solo.answer(pull, ev.UpdateFetched(after, 900))
     assert [m.version.header.digest() for m in sent(effects, msg.Sibling, "p2")] == [lighter.header.digest()]
 
 
 def test_a_false_label_is_a_proof_against_the_syncer() -> None:
     solo, false = Solo(peers=PEERS), with_false_label()
     pull = found(solo.message("p1", announce(false)), ev.FetchUpdate)[0]
-    effects = solo.feed(ev.UpdateFetched(0, pull.peer, false, 900))
+    effects = solo.answer(pull, ev.UpdateFetched(false, 900))
     assert excluded(solo) == ("p1",) and not found(effects, ev.ApplyUpdate)
 
 
@@ -315,7 +315,7 @@ def test_what_it_made_is_followed_where_others_hold_it() -> None:
     made = child(genesis(0).header, "p1", BOTH)
     pull = found(solo.hear("p2", heads=(made.header.head(),)), ev.FetchUpdate)[0]
     assert pull.peer == "p2"
-    effects = solo.feed(ev.UpdateFetched(0, "p2", made, 900))
+    effects = solo.answer(ev.FetchUpdate, ev.UpdateFetched(made, 900))
     assert found(effects, ev.ApplyUpdate)
 
 

@@ -294,7 +294,7 @@ def test_a_full_disk_costs_the_office_and_no_contribution() -> None:
     merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     solo.slow_disk = True
     solo.merged(merge)
-    effects = solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    effects = solo.answer(solo.writing.pop(), ev.Failed("disk full"))
     assert not solo.fragment.office.holding and solo.head.number == 0
     released = {e.ticket for e in found(effects, ev.Release)}
     assert released == {101, 102, 501} and found(effects, ev.DropSpare)
@@ -303,7 +303,7 @@ def test_a_full_disk_costs_the_office_and_no_contribution() -> None:
 def test_a_failed_merge_opens_the_office() -> None:
     solo = syncer()
     merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
-    solo.feed(ev.MergeFailed(0, merge.term, merge.number, "out of memory"))
+    solo.answer(merge, ev.Failed("out of memory"))
     assert not solo.fragment.office.holding and solo.fragment.round.state is RoundState.IDLE
 
 
@@ -311,7 +311,7 @@ def test_a_contribution_that_fails_a_merge_is_refused_and_the_others_are_merged(
     solo = syncer()
     merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     at_fault = (merge.inputs[0].ticket, Verdict.IMPLAUSIBLE_TOKENS)
-    effects = solo.feed(ev.MergeFailed(0, merge.term, merge.number, "one cannot be weighed", (at_fault,)))
+    effects = solo.answer(merge, ev.Failed("one cannot be weighed", (at_fault,)))
     refusals = [e for e in found(effects, ev.Record) if e.kind == "refusal"]
     assert [(e.reason, dict(e.fields)["peer"]) for e in refusals] == [("implausible-tokens", "p1")]
     assert [e.ticket for e in found(effects, ev.Release)] == [at_fault[0]]
@@ -329,7 +329,7 @@ def test_a_merge_whose_only_seat_drops_out_is_not_made_and_the_strangers_work_wa
     solo.hear("s1")
     merge = found(solo.offer("p1", 1) + solo.offer("s1", 2) + solo.wait(0.5), ev.Merge)[0]
     at_fault = (merge.inputs[0].ticket, Verdict.NON_FINITE)
-    effects = solo.feed(ev.MergeFailed(0, merge.term, merge.number, "one is not finite", (at_fault,)))
+    effects = solo.answer(merge, ev.Failed("one is not finite", (at_fault,)))
     assert not found(effects + solo.wait(60.0), ev.Merge) and solo.head.number == 0
     effects = solo.offer("p2", 3) + solo.wait(0.5)
     assert [part.contributor.learner for part in found(effects, ev.Merge)[0].inputs] == ["p2", "s1"]
@@ -339,7 +339,7 @@ def test_where_all_are_at_fault_the_office_is_kept_and_the_same_is_not_admitted_
     solo = syncer()
     merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     unusable = tuple((part.ticket, Verdict.NON_FINITE) for part in merge.inputs)
-    effects = solo.feed(ev.MergeFailed(0, merge.term, merge.number, "none is usable", unusable))
+    effects = solo.answer(merge, ev.Failed("none is usable", unusable))
     assert not found(effects, ev.Merge) and len(reasons(effects, "refusal")) == 2
     assert solo.fragment.office.holding and solo.fragment.round.state is RoundState.IDLE
     answer = found(solo.offer("p1", 3), ev.AnswerTransfer)[0]
@@ -353,7 +353,7 @@ def failing(solo: Solo, effects: list[ev.Effect], seconds: float) -> list[float]
     while solo.now < end and len(tried) < 1000:
         for merge in found(effects, ev.Merge):
             tried.append(solo.now)
-            effects = solo.feed(ev.MergeFailed(merge.fragment, merge.term, merge.number, "a bug of ours"))
+            effects = solo.answer(merge, ev.Failed("a bug of ours"))
         if not found(effects, ev.Merge):
             solo.now = max(solo.now, min(solo.core.next_deadline(), end))
             effects = solo.feed(ev.Tick())
@@ -506,7 +506,7 @@ def test_the_learners_side_of_a_refused_base() -> None:
     signed = offer.signed
     solo.announce(child(solo.fragment.chain.header))
     assert solo.head.number == 1 and signed.header.base_number == 0
-    solo.feed(ev.OfferAnswered(offer, Verdict.STALE_BASE, solo.head))
+    solo.answer(offer, ev.OfferAnswered(Verdict.STALE_BASE, solo.head))
     again = found(solo.wait(1.0), ev.Offer)[0].signed
     assert (again.header.base_number, again.header.base_digest) == (1, solo.head.digest)
     assert (again.header.stamp, again.header.payload_digest) == (
@@ -832,7 +832,7 @@ def test_a_learner_is_patient_for_as_long_as_a_round_may_be_open() -> None:
         solo.says[peer] = {"step_time_s": step_s}
     solo.wait(1.0)
     solo.elect("p1")
-    solo.feed(ev.OfferAnswered(found(solo.ready(), ev.Offer)[0], Verdict.IN_ROUND, None))
+    solo.answer(found(solo.ready(), ev.Offer)[0], ev.OfferAnswered(Verdict.IN_ROUND, None))
     patient_s = max(solo.config.timing.answer_floor_s, 4 * solo.config.delay_steps * step_s)
     open_s = min(solo.config.grace_cap_s, ANSWER_SHARE * steps * step_s)
     assert open_s > 1.0
@@ -847,7 +847,7 @@ def test_what_was_damaged_here_is_left_out_and_welcome_again_and_nobody_is_to_bl
     solo = syncer()
     merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     damaged = merge.inputs[0].ticket, Verdict.DAMAGED
-    effects = solo.feed(ev.MergeFailed(0, merge.term, merge.number, "damaged", (damaged,)))
+    effects = solo.answer(merge, ev.Failed("damaged", (damaged,)))
     (again,) = found(effects, ev.Merge)
     assert again.inputs == merge.inputs[1:] and not reasons(effects, "refusal")
     assert found(solo.offer(merge.inputs[0].contributor.learner, 3), ev.AcceptTransfer)

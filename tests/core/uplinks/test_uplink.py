@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from kit import STEP_S, Solo, announce, branch, child, config, contribution, found, reasons, sent, vote
+from kit import PULLS, STEP_S, Solo, announce, branch, child, config, contribution, found, reasons, sent, vote
 from metered_way import MeteredWay
 
 from p2pdiloco.core.api import events as ev
@@ -339,7 +339,7 @@ def test_who_needed_long_to_send_is_as_patient_with_the_others() -> None:
     solo.elect("p1")
     offer = found(solo.ready(), ev.Offer)[0]
     solo.wait(20.0)
-    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+    solo.answer(offer, ev.OfferAnswered(Verdict.IN_ROUND, None))
     assert not reasons(solo.wait(75.0), "suspicion"), "four times the 20 s"
     assert reasons(solo.wait(15.0), "suspicion")
 
@@ -349,11 +349,11 @@ def test_a_syncer_is_not_slow_while_its_versions_are_on_their_way() -> None:
     solo.learn()
     solo.elect("p1")
     offer = found(solo.ready(), ev.Offer)[0]
-    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+    solo.answer(offer, ev.OfferAnswered(Verdict.IN_ROUND, None))
     version = child(solo.fragment.chain.header, "p1", ("p1",))
     assert found(solo.message("p1", announce(version)), ev.FetchUpdate)
     assert not reasons(solo.wait(60.0), "suspicion"), "the update's way is slow, not the syncer"
-    solo.feed(ev.FetchFailed(0, 1, "p1", FetchFailure.NOT_READY))
+    solo.answer(PULLS, ev.FetchFailed(FetchFailure.NOT_READY))
     assert reasons(solo.wait(10.0), "suspicion"), "it has no such version"
 
 
@@ -362,7 +362,7 @@ def denied(solo: Solo, head: Head) -> list[str]:
     offers, seen = found(solo.ready(), ev.Offer), []
     for _ in range(10):
         for offer in offers:
-            seen += solo.feed(ev.OfferAnswered(offer, Verdict.NOT_SYNCER, head))
+            seen += solo.answer(offer, ev.OfferAnswered(Verdict.NOT_SYNCER, head))
         effects = solo.wait(0.5)
         offers, seen = found(effects, ev.Offer), seen + effects
     return reasons(seen, "suspicion")
