@@ -570,25 +570,28 @@ async def _give(
 ) -> tuple[Notice, int]:
     async with visitor(addresses) as transport:
         reached = await reach_members(transport, owned.run, peers_of(addresses), called)
-        newest, sequence = owned.notice or Notice(owned.run, 1), 0
-        if owned.notice is not None:
-            sequence = newest.sequence
-        for peer in reached.peers:  # the owner may have used another folder
-            answer = await ask(transport, peer, NoticeQuery(owned.run, sequence), NoticeAnswer)
-            theirs = answer.notice if answer is not None else None
-            if theirs is None or theirs.sequence <= sequence:
-                continue
-            if is_true_notice(theirs, owned.run, owned.owners, verify):
-                newest, sequence = theirs, theirs.sequence
         known: dict[str, int] = {}
         for peer in set(peers_of(_own_addresses(owned))).intersection(reached.peers):
             stands = await ask(transport, peer, wire.StandsQuery(owned.run), wire.Stands)
             known |= {line.peer: line.seat.word for line in stands.seats} if stands else {}
+        newest = await _newest(owned, transport, reached.peers)
         if agree is not None:
             await agree(newest, reached)
-        notice = owned.publish(change(newest, reached), sequence, known)
+            newest = await _newest(owned, transport, reached.peers)  # another may be signed meanwhile
+        notice = owned.publish(change(newest, reached), newest.sequence, known)
         answers = [await ask(transport, peer, GiveNotice(notice), NoticeAnswer) for peer in reached.peers]
         return notice, sum(answer is not None for answer in answers)
+
+
+async def _newest(owned: Ownership, transport: Transport, peers: Iterable[str]) -> Notice:
+    """Find the newest notice: the owner may have used another folder, and this one while peers are asked."""
+    newest = Notice(owned.run, 0)
+    for peer in peers:
+        answer = await ask(transport, peer, NoticeQuery(owned.run, newest.sequence), NoticeAnswer)
+        theirs = answer.notice if answer is not None else None
+        if theirs is not None and theirs.sequence > newest.sequence:
+            newest = theirs if is_true_notice(theirs, owned.run, owned.owners, verify) else newest
+    return max(owned.notice or newest, newest, key=lambda notice: notice.sequence)
 
 
 # Admission, seen from outside.

@@ -97,7 +97,7 @@ class Office:
         self._machine = Machine(OFFICE_TABLE, OfficeState.VACANT)
         self.certificate: Certificate | None = None
         self._voter = Voter(context, group)
-        self._terms = Terms(context, group, self._voter)
+        self._terms = Terms(context, self._voter)
         self._candidacy: Candidacy | None = None
         self._gives_up_s = 0.0
         self._candidates = Candidates(context, group, electorate)

@@ -284,7 +284,8 @@ class Round:
         if not here:
             return
         if not self._has_seat([*ready, *coming]):
-            if any(part.learner in self._context.roster.entering for held in ready for part in held.parts):
+            entering = frozenset() if self._context.grouped else self._context.roster.entering
+            if any(part.learner in entering for held in ready for part in held.parts):
                 self._office.lay_down("those who are to have a seat wait for a term to begin")
             return
         oldest_s = min((held.arrived_s for held in ready), default=now)

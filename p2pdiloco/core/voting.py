@@ -340,9 +340,8 @@ class Terms:
     Rules: docs/protocol/election.md, section 10.
     """
 
-    def __init__(self, context: FragmentContext, group: str, voter: Voter) -> None:
+    def __init__(self, context: FragmentContext, voter: Voter) -> None:
         self._chain = context.chain
-        self._group = group
         self._voter = voter
         self.newest = voter.term
         """Newest term that we know of."""
@@ -357,8 +356,7 @@ class Terms:
 
     def next(self) -> int:
         """Find the first term in which we could stand."""
-        floor = 0 if self._group == WHOLE_RUN else self._chain.head.term
-        return max(self.newest, self._voter.term, floor) + 1
+        return max(self.newest, self._voter.term, self._chain.head.term) + 1
 
 
 class SeenVotes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -175,6 +176,27 @@ async def test_ending_an_invite_says_whom_it_concerns(
     for leaves, said in ((False, "their seats end"), (True, "its members stay")):
         await InviteEnd.of(own(tmp_path), KEY, True, leaves).agree(Notice("ab" * 32, 1), ReachedPeers())
         assert said in capsys.readouterr().err
+
+
+def test_what_is_signed_while_a_question_waits_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owned = own(tmp_path)
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # a command's loop has nothing else to do
+
+    @contextlib.asynccontextmanager
+    async def nobody(*_asked: object) -> AsyncIterator[None]:
+        yield
+
+    async def meanwhile(notice: Notice, _reached: ReachedPeers) -> None:
+        owned.publish(msgspec.structs.replace(notice, banned=(NEW,)))
+
+    async def reached(*_asked: object) -> ReachedPeers:
+        return ReachedPeers()
+
+    monkeypatch.setattr(owner_notice, "visitor", nobody)
+    monkeypatch.setattr(owner_notice, "reach_members", reached)
+    given = owner_notice._give(owned, (), lambda notice, _: with_word(notice, BEN, True), meanwhile, "")
+    made, _ = asyncio.run(given)
+    assert made.sequence == 2 and made.banned == (NEW,) and [word.peer for word in made.seats] == [BEN]
 
 
 def change(word: str, **lost: str) -> PeerChange:

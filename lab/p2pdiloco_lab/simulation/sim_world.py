@@ -413,7 +413,7 @@ class Owner:
         """Let a node hear the papers of these, its own at once."""
         if self._plan.papers is None:
             return
-        if self._plan.papers is PaperKind.SEATS:
+        if self._plan.papers is PaperKind.SEATS and not self._seats_are_gone(host):
             for peer in peers:
                 self._paper(peer)
                 host.feed(SayWord(peer, seated=peer != self.unseated))
@@ -430,6 +430,14 @@ class Owner:
             host.feed(Guided(papers=news))
         elif news:
             host.later(self._rng.uniform(0.0, HEARD_WITHIN_S), host.feed, Guided(papers=news))
+
+    def _seats_are_gone(self, host: Host) -> bool:
+        """Tell whether half of the seats that a node knows, or more, never come back: what they do not know
+        of, the others cannot tell it, and the owner speaks."""
+        world = self._world
+        rosters = [fragment.context.roster.deputies for fragment in host.core.fragments]
+        gone = world.gone | world.broken
+        return world.healed and any(2 * len(seats - gone) <= len(seats) for seats in rosters)
 
 
 def _admission(peer: str) -> Admission:

@@ -128,6 +128,13 @@ def test_no_vote_for_strangers_or_newcomers_or_terms_that_were() -> None:
     assert refusal(request(solo, "p1", 4)) is VoteRefusal.CERTIFIED
 
 
+def test_who_has_a_version_of_a_late_term_stands_in_a_later_one() -> None:
+    """Else its versions would begin no term, and no paper would count, for many elections."""
+    solo = Solo(restored=saved(branch(3, term=11)))
+    solo.take_office()
+    assert solo.fragment.office.term == 12
+
+
 def test_nobody_can_use_the_terms_up_at_once() -> None:
     solo = Solo(peers=PEERS)
     assert refusal(request(solo, "p1", 1 << 62)) is VoteRefusal.FAR_AHEAD

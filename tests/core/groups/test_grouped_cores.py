@@ -11,7 +11,21 @@ from above import Above
 from core_swarm import Member, Swarm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import OF_SWARM, RUN, config, contribution, digest, found, genesis, progress, sign, signed_part, vote
+from kit import (
+    OF_SWARM,
+    OWNER,
+    RUN,
+    config,
+    contribution,
+    digest,
+    found,
+    genesis,
+    progress,
+    sign,
+    signed_part,
+    vote,
+    word,
+)
 from refusal_rows import Below
 from scenes import doubted
 
@@ -245,6 +259,29 @@ def test_a_claim_that_is_not_repeated_is_void() -> None:
     assert claims.of(0, "1/0/0") == {"p": 3}
     claims.expire(10.1)
     assert not claims.of(0, "1/0/0")
+
+
+def test_who_is_to_have_a_seat_keeps_the_offices_of_a_group_that_has_none() -> None:
+    """A leaf's term begins no version's: laid down, its syncer would also lose the office above."""
+    seats = OF_SWARM[:1]
+    swarm = Swarm(config(group_size=3, genesis_versions=(genesis(0, 2),), seats=seats, owner=OWNER))
+    ends: list[str] = []
+
+    def saw(_member: Member, effect: ev.Effect) -> None:
+        if isinstance(effect, ev.Record) and effect.kind == "office":
+            ends.append(effect.reason)
+
+    swarm.on_effect = saw
+    for peer in OF_SWARM[:6]:
+        swarm.join(peer, genesis=peer == "m0")
+    swarm.run(20.0)
+    for peer in OF_SWARM[:6]:
+        swarm.post(peer, ev.Guided(papers=tuple(map(word, OF_SWARM[1:6]))))
+    swarm.run(8.0)
+    assert "we are the syncer with 2 of 2 votes" in ends, "two of them are a group"
+    swarm.contribute()
+    swarm.run(8.0)
+    assert not [why for why in ends if "wait for a term" in why]
 
 
 # A group's partial on its way to the syncer above: sent until a version has it, and no longer.
