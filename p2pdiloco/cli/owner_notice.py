@@ -404,7 +404,8 @@ class InviteEnd(Struct, frozen=True):
     enough."""
 
     key: str
-    name: str
+    name: str | None
+    """None: this folder gave out no such invite."""
     yes: bool
     leaves: bool = False
     """True: whoever came by it stays, with the seats that it gave."""
@@ -413,7 +414,7 @@ class InviteEnd(Struct, frozen=True):
     def of(cls, owned: Ownership, word: str, yes: bool, leaves: bool = False) -> InviteEnd:
         """Find the invite that a word means. Raises: UserError."""
         key = owned.key_of(word)
-        return cls(key, owned.names.get(key, ""), yes, leaves)
+        return cls(key, owned.names.get(key), yes, leaves)
 
     async def agree(self, _notice: Notice, _reached: ReachedPeers) -> None:
         """Show what is meant, and ask whoever sits at a terminal. Raises: UserError (it is not to be)."""
@@ -425,8 +426,11 @@ class InviteEnd(Struct, frozen=True):
         if not self.yes and at_terminal():
             await _consent(f"{verb} it?")
 
-    def make(self, notice: Notice, _reached: ReachedPeers) -> Notice:
+    def make(self, notice: Notice, reached: ReachedPeers) -> Notice:
         """Make the changed notice. Raises: UserError."""
+        seated = {word.peer for word in notice.seats if word.seated}
+        if self.name is None and self.key in seated.union(reached.names):
+            raise UserError("that is a member, and no invite", 'end its seat by "seat --end", or "ban" it')
         if self.leaves:
             return with_word(notice, self.key, False, self.key)
         return with_entry(with_word(notice, self.key, False), "revoked", self.key)

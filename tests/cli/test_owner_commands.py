@@ -170,6 +170,16 @@ def test_a_revoked_invite_ends_alone(tmp_path: Path) -> None:
     assert made.revoked == (KEY,) and [(w.peer, w.replaces) for w in made.seats] == [(KEY, "")]
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("seated", [False, True])
+def test_a_members_id_is_no_invite(tmp_path: Path, leaves: bool, seated: bool) -> None:
+    owned = own(tmp_path)
+    notice = with_word(Notice(owned.run, 1), BEN, True) if seated else Notice(owned.run, 1)
+    reached = ReachedPeers() if seated else ReachedPeers([], {BEN: "ben"})
+    with pytest.raises(UserError, match="a member, and no invite"):
+        InviteEnd.of(owned, BEN, True, leaves).make(notice, reached)
+
+
 async def test_ending_an_invite_says_whom_it_concerns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
