@@ -32,6 +32,7 @@ MIX_NAMES = (
     "partition",
     "storm",
     "strangers",
+    "usurpers",
     "wan",
 )
 

@@ -90,6 +90,8 @@ class Mix:
 
     perjurers: int = 0
     """Number of members whose lies can be proved (`sim_liars.Perjurer`), a third of all at most."""
+    usurps: bool = False
+    """True: these sign versions without an office (`sim_usurper`)."""
     crowd: int = 0
     """Number of identities of one process that join, at most (`sim_crowd.Crowd`)."""
     old: bool = False
@@ -170,6 +172,7 @@ MIXES: dict[str, Mix] = {
 }
 MIXES["old"] = dataclasses.replace(MIXES["storm"], perjurers=3, old=True)
 """Old runs: each has the weather of one of `OLD_WEATHERS`."""
+MIXES["usurpers"] = dataclasses.replace(MIXES["liars"], usurps=True)
 MIXES["crowd"] = dataclasses.replace(MIXES["liars"], crash=0.1, perjurers=0, crowd=8)
 """Young and old runs, open and by invite, that a crowd joins."""
 LEAST_CROWD, CROWD_S = 3, 30.0

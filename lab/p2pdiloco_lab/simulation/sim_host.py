@@ -569,5 +569,6 @@ class DiskWriter:
             self._disk.keep_vote(job.record)
         else:
             update = self._host.tickets.update(job.record.ticket)
+            self._host.world.watch.makes(job.record.version.header)
             self._host.world.exclusion.makes(self._host, job.record.version)
             self._disk.keep_update(job.record.version, update, self._host.config.log_versions)

@@ -119,6 +119,8 @@ class LieKind(Enum):
     """False states of which it gives no update: they show nothing of how they were made. Only old runs have
     it: in young ones they are copied (`core.fork_choice`)."""
     ACCUSATIONS = "accusations"
+    OFFICES = "offices"
+    """Versions without an office (`sim_usurper`)."""
 
 
 PROVABLE = (LieKind.VOTES, LieKind.VERSIONS, LieKind.LABELS)

@@ -83,6 +83,12 @@ class InvariantWatch:
         self._first_s: dict[Any, float] = {}
         """Time at which somebody was first elected into an office."""
         self._offices: dict[tuple[int, int, str], list[Certificate]] = {}
+        self._in_office: set[tuple[int, int, str]] = set()
+        """Fragment, term and syncer of all versions that an honest core has made: it makes them in office."""
+
+    def makes(self, header: VersionHeader) -> None:
+        """A node's core makes a version of its own durable, also one whose node lies beside it."""
+        self._in_office.add((header.fragment, header.term, header.syncer))
 
     def known(self, version: SignedVersion, table: tuple[Watermark, ...]) -> None:
         """Take in a version that was made before the world began, with its table."""
@@ -122,6 +128,10 @@ class InvariantWatch:
                 raise Violation("durable-first", f"{where}: its syncer {header.syncer} never had it")
             if not lies:
                 self._durable(host, version)
+            elif (header.fragment, header.term, header.syncer) not in self._in_office:
+                raise Violation(
+                    "authority", f"{where}: {header.syncer} holds no office in term {header.term}"
+                )
             self._new_version(version, where)
 
     def _seated(self, host: Host, fragment: int) -> None:

@@ -59,6 +59,7 @@ from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_liars import Liar, Perjurer, Stranger, Withholder, lying_members
 from p2pdiloco_lab.simulation.sim_network import Bulk, Network
 from p2pdiloco_lab.simulation.sim_rules import Exclusion, InvariantWatch, too_large
+from p2pdiloco_lab.simulation.sim_usurper import usurpers
 
 PRESENCE_EVERY_S = 2.0
 PRESENCE_TTLS = 6
@@ -96,7 +97,8 @@ class World:
         self.states_told: set[bytes] = set()
         """Digests of such states."""
         self.crowd = None if plan.crowd is None else Crowd(self, plan.crowd)
-        self.perjurers: dict[str, Perjurer | Withholder | Rider] = {**lying_members(self)}
+        lying = usurpers(self) if plan.mix.usurps else lying_members(self)
+        self.perjurers: dict[str, Perjurer | Withholder | Rider] = {**lying}
         if self.crowd is not None:
             self.perjurers.update(self.crowd.riders)
         """Members whose lies can be proved, or that withhold. None of the rules for honest ones is theirs."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
-from p2pdiloco.core.api.events import Effect, UpdateRecord, VoteRecord
+from p2pdiloco.core.api.events import Effect, Persist
 from p2pdiloco.core.base import Outbox
 from p2pdiloco.errors import UserError
 from p2pdiloco_lab.lab_commands import simulate
@@ -74,16 +75,16 @@ def test_two_processes_give_the_same_summary_as_one() -> None:
 def test_a_broken_rule_is_exit_status_1_and_names_the_command_that_replays_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    persist = Outbox.persist
+    ask = Outbox.ask
 
-    def hurry(
-        self: Outbox, record: VoteRecord | UpdateRecord, then: tuple[Effect, ...], *answers: Any
-    ) -> None:
-        for effect in then:
-            self.put(effect)
-        persist(self, record, (), *answers)
+    def hurry(self: Outbox, effect: Effect, *more: Any) -> None:
+        if isinstance(effect, Persist):
+            for following in effect.then:
+                self.put(following)
+            effect = replace(effect, then=())
+        ask(self, effect, *more)
 
-    monkeypatch.setattr(Outbox, "persist", hurry)
+    monkeypatch.setattr(Outbox, "ask", hurry)
     arguments = ["--seed", "5", "--nodes", "3", "--mix", "calm"]
     result = CliRunner().invoke(simulate, arguments, standalone_mode=False)
     assert result.return_value == 1
