@@ -309,6 +309,8 @@ def seat(
         raise UserError(f'--replace "{replace}" is not the id of a peer', hint)
     try:
         Ownership.find(run, data_dir)
+    except StorageError:
+        raise
     except UserError:  # the key of the run's owner is not here
         if public_of(peer) is not None and _is_said_by_node(run, peer, data_dir, not end, replace):
             return

@@ -35,7 +35,7 @@ from p2pdiloco.daemon.display.snapshot import NodeSnapshot, PeerRow, StatusRepor
 from p2pdiloco.daemon.notice import Notice, with_word
 from p2pdiloco.daemon.run_files.known_runs import PublishedRun, save_own_addresses
 from p2pdiloco.daemon.run_files.ownership import Ownership
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import render_toml
 
@@ -149,6 +149,20 @@ STANDS = wire.Stands(
         seat_line(NEW, "ada", 0),
     ),
 )
+
+
+def test_a_key_that_cannot_be_read_is_named_before_a_seats_word_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A word of a seat cannot be taken back, and is not what its owner meant."""
+
+    def unreadable(*_asked: object) -> None:
+        raise StorageError("the identity file is corrupt")
+
+    monkeypatch.setattr(Ownership, "find", unreadable)
+    monkeypatch.setattr("p2pdiloco.cli.owner_commands._is_said_by_node", lambda *asked: True)
+    done = CliRunner().invoke(cli, ["seat", "any", BEN, "--yes", "--data-dir", str(tmp_path)])
+    assert done.exit_code and "the identity file is corrupt" in str(done.exception)
 
 
 def own(folder: Path) -> Ownership:

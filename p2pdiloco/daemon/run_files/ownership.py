@@ -112,7 +112,9 @@ class Ownership:
         return known_addresses(self.data_dir, join)
 
     def invite(self, expires: int, uses: int, name: str, join: Sequence[str]) -> Invite:
-        """Make an invite and note it. Raises: UserError (there is no address to put in), StorageError."""
+        """Make an invite and note it. Raises: UserError (there is no address to put in; the other key has
+        spoken), StorageError."""
+        self._next_sequence()
         addresses = tuple(addresses_of(self.data_dir, join))
         issued = self.issued()
         if len(issued) >= MAX_ISSUED:
@@ -184,23 +186,30 @@ class Ownership:
         """Newest notice that this folder knows; None: there is none yet."""
         return load_notice(self._folder, self.run, self.owners)
 
-    def publish(self, notice: Notice, newest: int = 0, known: Mapping[str, int] = {}) -> Notice:
-        """Sign a notice as the one after the newest, and keep it; words of it that are not signed yet get, in
-        their order, the numbers after the highest of all words. `newest`: a sequence that members know;
-        `known`: numbers of the words
-        that a table has on peers (an older notice may have hidden one). Words
-        of a key that says nothing any more are left out.
+    @property
+    def _floor(self) -> int:
+        """Number below which our key says nothing."""
+        return RECOVERY_FROM - 1 if self.key.peer_id != self.owners[0] else 0
 
-        Raises: UserError (too large; the other key has spoken), StorageError.
-        """
+    def _next_sequence(self, newest: int = 0) -> int:
         before = self.notice
-        floor = RECOVERY_FROM - 1 if self.key.peer_id != self.owners[0] else 0
-        sequence = max(newest, floor, before.sequence if before is not None else 0) + 1
+        sequence = max(newest, self._floor, before.sequence if before is not None else 0) + 1
         if owner_of(sequence, self.owners) != self.key.peer_id:
             raise UserError(
                 "the run's recovery key has spoken, and the owner's key signs nothing any more",
                 "put the recovery key in the place of owner.key",
             )
+        return sequence
+
+    def publish(self, notice: Notice, newest: int = 0, known: Mapping[str, int] = {}) -> Notice:
+        """Sign a notice as the one after the newest, and keep it; words of it that are not signed yet get, in
+        their order, the numbers after the highest of all words. `newest`: a sequence that members know;
+        `known`: numbers of the words that a table has on peers (an older notice may have hidden one). Words
+        of a key that says nothing any more are left out.
+
+        Raises: UserError (too large; the other key has spoken), StorageError.
+        """
+        before, floor, sequence = self.notice, self._floor, self._next_sequence(newest)
         said = (*notice.seats, *(before.seats if before is not None else ()))
         numbers = count(1 + max([floor, *(word.number for word in said if word.signatures)]))
         words = [word for word in notice.seats if word.signatures and word.number > floor]

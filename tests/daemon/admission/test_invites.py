@@ -758,6 +758,8 @@ def test_the_recovery_key_ends_the_power_of_the_owners(tmp_path: Path) -> None:
     save_notice(thief._folder, said)
     with pytest.raises(UserError, match="the owner's key signs nothing any more"):
         thief.publish(said)
+    with pytest.raises(UserError, match="the owner's key signs nothing any more"):
+        thief.invite(0, 1, "eve", ("/ip4/127.0.0.1/tcp/1/p2p/" + ONE,))
     shown = grant(RUN, THREE, 0, 9, OWNER)
     assert book.would_take(THREE, shown) is AdmissionFault.GRANT_SIGNATURE, "nor does an invite of its count"
     assert book.would_take(THREE, grant(RUN, THREE, 0, 9, KEY)) is None
