@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.base import Outbox
 from p2pdiloco.core.node import Core
 
 
@@ -64,11 +65,20 @@ def mutation(
 
 
 def each_effect(patch: Patch, alter: Callable[[Core, Any], list[Any]]) -> None:
-    """Make something else of what a core wants done."""
+    """Make something else of what a core wants done. What is made of an effect that is asked for answers in
+    its place, if it is of its kind."""
     handle = Core.handle
 
+    def asked(self: Core, ask: ev.Ask) -> list[ev.Effect]:
+        made, kind = alter(self, ask.effect), type(ask.effect)
+        return [ev.Ask(ask.token, new) if type(new) is kind else new for new in made]
+
     def altered(self: Core, event: ev.Event, now: float) -> list[ev.Effect]:
-        return [new for effect in handle(self, event, now) for new in alter(self, effect)]
+        return [
+            new
+            for effect in handle(self, event, now)
+            for new in (asked if isinstance(effect, ev.Ask) else alter)(self, effect)
+        ]
 
     patch.set(Core, "handle", altered)
 
@@ -77,3 +87,13 @@ def each_event(patch: Patch, alter: Callable[[Core, Any], Any]) -> None:
     """Make something else of what a core hears."""
     handle = Core.handle
     patch.set(Core, "handle", lambda self, event, now: handle(self, alter(self, event), now))
+
+
+def each_answer(patch: Patch, alter: Callable[[Any, Any], Any]) -> None:
+    """Make something else of what comes of an effect. `alter`: (effect, answer) to answer."""
+    usual = Outbox.ask
+
+    def ask(self: Outbox, effect: Any, heard: Callable[[Any, float], None], *more: Any) -> None:
+        usual(self, effect, lambda answer, now: heard(alter(effect, answer), now), *more)
+
+    patch.set(Outbox, "ask", ask)

@@ -14,12 +14,12 @@ import mutation_links
 import mutation_proofs
 import mutation_roster
 import mutation_scale
-from mutation_kit import MUTATIONS, Patch, each_effect, each_event, mutation
+from mutation_kit import MUTATIONS, Patch, each_answer, each_effect, each_event, mutation
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach, SignedContribution
 from p2pdiloco.core.api.versions import SignedPartial
-from p2pdiloco.core.base import Outbox, Shared
+from p2pdiloco.core.base import Shared
 from p2pdiloco.core.capacity import VoteDisk
 from p2pdiloco.core.chain import Marks
 from p2pdiloco.core.contributions import ContributionQueue
@@ -72,16 +72,12 @@ def who_cannot_be_dialled_stands_like_any_other(patch: Patch) -> None:
 
 @mutation("calm", 3, 3, "durable-first")
 def a_vote_is_not_persisted_at_all(patch: Patch) -> None:
-    persist = Outbox.persist
+    def alter(_core: Core, effect: Any) -> list[Any]:
+        vote = isinstance(effect, ev.Persist) and isinstance(effect.record, ev.VoteRecord)
+        forget = vote and any(isinstance(e, ev.Send) for e in effect.then)
+        return [*effect.then] if forget else [effect]
 
-    def forget(self: Outbox, record: Any, then: tuple[ev.Effect, ...], *answers: Any) -> None:
-        if isinstance(record, ev.VoteRecord) and any(isinstance(e, ev.Send) for e in then):
-            for effect in then:
-                self.put(effect)
-        else:
-            persist(self, record, then, *answers)
-
-    patch.set(Outbox, "persist", forget)
+    each_effect(patch, alter)
 
 
 @mutation("churn", 5, 80, "one-vote")
@@ -155,14 +151,10 @@ def completions_of_old_rounds_are_accepted(patch: Patch) -> None:
 def a_state_with_another_digest_is_accepted(patch: Patch) -> None:
     """An outer step that came out differently is taken for the version all the same."""
 
-    def alter(core: Core, event: Any) -> Any:
-        if isinstance(event, ev.UpdateApplied):
-            follower = core.fragments[event.fragment].follower
-            if follower._next is not None:
-                return change(event, state_digest=follower._next.header.state_digest)
-        return event
+    def alter(effect: Any, answer: Any) -> Any:
+        return change(answer, state_digest=effect.stated) if isinstance(effect, ev.ApplyUpdate) else answer
 
-    each_event(patch, alter)
+    each_answer(patch, alter)
 
 
 @mutation("storm", 5, 20, "only-forward", "crashed", "stuck", "no-spinning")
@@ -172,10 +164,7 @@ def a_lighter_head_is_followed(patch: Patch) -> None:
 
 @mutation("storm", 5, 60, "stuck", "nothing-lost", "durable-first", "core-invariant")
 def a_failed_save_counts_as_a_saved_one(patch: Patch) -> None:
-    def alter(_core: Core, event: Any) -> Any:
-        return ev.Persisted(event.token) if isinstance(event, ev.PersistFailed) else event
-
-    each_event(patch, alter)
+    each_answer(patch, lambda effect, answer: None if isinstance(effect, ev.Persist) else answer)
 
 
 # --- contributions -----------------------------------------------------------------------------------
@@ -247,7 +236,7 @@ def watermarks_are_not_saved(patch: Patch) -> None:
 
 @mutation("partition", 4, 60, "nothing-twice", "stuck", first_seed=3)
 def a_copied_state_comes_without_its_watermarks(patch: Patch) -> None:
-    each_event(patch, lambda _core, e: change(e, watermarks=()) if isinstance(e, ev.StateFetched) else e)
+    each_answer(patch, lambda _, a: change(a, watermarks=()) if isinstance(a, ev.StateFetched) else a)
 
 
 @mutation("storm", 4, 30, "stuck", "right-base", "nothing-lost", "crashed")
@@ -373,8 +362,9 @@ def nobody_ever_leaves(patch: Patch) -> None:
 def a_merge_that_always_fails_is_repeated_at_once(patch: Patch) -> None:
     """Every merge fails, and nobody pauses before the next."""
 
-    def fail(self: Worker, effect: ev.Merge) -> None:
-        self._host.later(self._work_s(), self._merge_failed, effect, self._take_spare(effect.fragment))
+    def fail(self: Worker, effect: ev.Merge, answer: Any) -> None:
+        generation = self._take_spare(effect.fragment)
+        self._host.later(self._work_s(), self._merge_failed, effect, generation, answer)
 
     patch.set(Worker, "merge", fail)
     patch.set(Turn, "failed", lambda self, now: None)

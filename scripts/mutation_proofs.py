@@ -6,17 +6,17 @@ from typing import Any
 
 import msgspec
 
-from mutation_kit import Patch, each_effect, mutation
+from mutation_kit import Patch, mutation
 from p2pdiloco.core import proofs
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.context import FalseStates
 from p2pdiloco.core.follower import ShownVersions
-from p2pdiloco.core.node import Core
 from p2pdiloco.core.proofs import Gossip
 from p2pdiloco.core.roster import Roster
 from p2pdiloco.core.voting import SeenVotes
+from p2pdiloco_lab.simulation.sim_host import DiskWriter
 
 
 @mutation("liars", 4, 12, "only-liars")
@@ -49,13 +49,15 @@ def a_state_that_differs_is_always_thought_our_own_fault(patch: Patch) -> None:
 
 @mutation("calm", 3, 2, "one-version")
 def a_syncer_saves_two_versions_of_one_parent(patch: Patch) -> None:
-    def alter(core: Core, effect: Any) -> list[Any]:
-        if not isinstance(effect, ev.Persist) or not isinstance(effect.record, ev.UpdateRecord):
-            return [effect]
-        version = effect.record.version
-        header = msgspec.structs.replace(version.header, state_digest=bytes(32))
-        other = SignedVersion(header, core.shared.crypto.sign(signed_bytes("version", header)))
-        record = msgspec.structs.replace(effect.record, version=other)
-        return [ev.Persist(-1, record, ()), effect]
+    persist = DiskWriter.persist
 
-    each_effect(patch, alter)
+    def both(self: DiskWriter, effect: ev.Persist, answer: Any) -> None:
+        record = effect.record
+        if isinstance(record, ev.UpdateRecord):
+            header = msgspec.structs.replace(record.version.header, state_digest=bytes(32))
+            signature = self._host.core.shared.crypto.sign(signed_bytes("version", header))
+            other = ev.UpdateRecord(SignedVersion(header, signature), record.ticket)
+            persist(self, ev.Persist(other, ()), lambda _answer: None)
+        persist(self, effect, answer)
+
+    patch.set(DiskWriter, "persist", both)

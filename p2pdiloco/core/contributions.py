@@ -15,10 +15,10 @@ from p2pdiloco.core.api.events import (
     CommitVersion,
     ContributionReady,
     DiscardContribution,
-    Failed,
     Offer,
     OfferAnswered,
     RetireSlot,
+    Undone,
 )
 from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
 from p2pdiloco.core.api.types import (
@@ -163,11 +163,11 @@ class ContributionQueue:
         """Let go of what is merged in version `witnessed` or before: all others have that."""
         self._kept.review(witnessed)
 
-    def _combined(self, again: Pending, answer: Combined | Failed, _now: float) -> None:
+    def _combined(self, again: Pending, answer: Combined | Undone, _now: float) -> None:
         """Take in the sum of what is to be sent again, or give up what a payload that cannot be read back was
         part of."""
         wanted = again in self._queue
-        if isinstance(answer, Failed):
+        if isinstance(answer, Undone):
             if wanted:
                 self._queue.remove(again)
                 self._kept.drop(again.parts, answer.reason)
@@ -222,12 +222,12 @@ class ContributionQueue:
         offer = Offer(syncer, signed, pending.ready.ticket)
         self._shared.out.ask(offer, partial(self._answered, pending, syncer), self._fragment)
 
-    def _answered(self, pending: Pending, syncer: str, answer: OfferAnswered | Failed, now: float) -> None:
+    def _answered(self, pending: Pending, syncer: str, answer: OfferAnswered | Undone, now: float) -> None:
         """Take in the syncer's word, unless the contribution is not with it any more."""
         under_way = pending in self._queue and pending.state is SendState.OFFERED
         if not under_way or pending.peer != syncer:
             return
-        if isinstance(answer, Failed):
+        if isinstance(answer, Undone):
             pending.undelivered(now, self._shared.timing.retry_s)
             return
         if answer.verdict.taken:

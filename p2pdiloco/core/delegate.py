@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from p2pdiloco.core.api.events import Failed, MergePartial, Offer, OfferAnswered, PartialMerged, Release
+from p2pdiloco.core.api.events import MergePartial, Offer, OfferAnswered, PartialMerged, Release, Undone
 from p2pdiloco.core.api.messages import OfficeQuery
 from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
 from p2pdiloco.core.api.types import (
@@ -114,12 +114,12 @@ class Delegate:
         job: Job,
         making: MergedParts,
         limits: MergeLimits,
-        answer: PartialMerged | Failed,
+        answer: PartialMerged | Undone,
         now: float,
     ) -> None:
         """Send the sums, which are ready, to the syncer above."""
         wanted = job is self._job and job.round.awaits(job.term, job.number)
-        if isinstance(answer, Failed):
+        if isinstance(answer, Undone):
             self._shared.out.record("partial", self._fragment, f"failed: {answer.reason}", group=self._group)
             if wanted:
                 job.round.failed(answer.reason, now, answer.unusable)
@@ -179,11 +179,11 @@ class Delegate:
         else:
             partial.retry(now, shared.timing.retry_s)
 
-    def _answered(self, partial: Partial, syncer: str, answer: OfferAnswered | Failed, now: float) -> None:
+    def _answered(self, partial: Partial, syncer: str, answer: OfferAnswered | Undone, now: float) -> None:
         """Take in the word of the syncer above, unless the partial is not with it any more."""
         if partial is not self.partial or (partial.peer, partial.state) != (syncer, SendState.OFFERED):
             return
-        if isinstance(answer, Failed):
+        if isinstance(answer, Undone):
             partial.retry(now, self._shared.timing.retry_s)
             return
         if answer.verdict.taken:

@@ -306,7 +306,7 @@ class Core:
         if isinstance(effect, ev.Offer) and isinstance(answer, ev.OfferAnswered) and answer.head is not None:
             self._at(effect.signed.header.fragment).heard(effect.peer, answer.head, True, now)
         asked.heard(answer, now)
-        if isinstance(effect, ev.Offer) and isinstance(answer, ev.Failed):
+        if isinstance(effect, ev.Offer) and isinstance(answer, ev.Undone):
             self._on_send_failed(ev.SendFailed(effect.peer), now)
         if asked.fragment is None:
             self._poll_all(now)

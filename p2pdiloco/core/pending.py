@@ -17,8 +17,8 @@ from p2pdiloco.core.api.events import (
     Combined,
     ContributionReady,
     DiscardContribution,
-    Failed,
     Spill,
+    Undone,
 )
 from p2pdiloco.core.api.reasons import Then, Verdict
 from p2pdiloco.core.api.types import (
@@ -348,7 +348,7 @@ class KeptContributions:
 
     # --- combining -----------------------------------------------------------------------------------
 
-    def combine(self, parts: Sequence[KeptPart], heard: Callable[[Combined | Failed, float], None]) -> None:
+    def combine(self, parts: Sequence[KeptPart], heard: Callable[[Combined | Undone, float], None]) -> None:
         """Ask for the sum of these."""
         tickets = tuple(part.ready.ticket for part in parts)
         self._shared.out.ask(Combine(self._fragment, tickets), heard, self._fragment)
@@ -365,11 +365,11 @@ class KeptContributions:
             True,
         )
 
-    def _combined(self, middle: tuple[KeptPart, ...], answer: Combined | Failed, _now: float) -> None:
+    def _combined(self, middle: tuple[KeptPart, ...], answer: Combined | Undone, _now: float) -> None:
         """Put the sum in place of the middle, or drop what cannot be read: there must be a bound."""
         self._combining = ()
         alive = [part for part in middle if part in self._parts]
-        if isinstance(answer, Failed):
+        if isinstance(answer, Undone):
             if alive:
                 self.drop(alive, answer.reason)
             return

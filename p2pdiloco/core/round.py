@@ -533,7 +533,7 @@ class Attendance:
         coming = [
             held.child for held in self._inbox.starting()
         ]  # also whose heartbeats its upload keeps back
-        expected = [child for child in self._electorate.expected(now) if self._inbox.in_turn(child, now)]
+        expected = [child for child in self._electorate.expected(now) if self._inbox.awaits(child, now)]
         if self._in_vain:
             expected = [child for child in expected if not self._ghost(child)]
         return [child for child in dict.fromkeys([*expected, *coming]) if child not in have]

@@ -20,7 +20,6 @@ from p2pdiloco.core.api.events import (
     AnswerTransfer,
     DropSpare,
     Effect,
-    Failed,
     Measured,
     Merge,
     Merged,
@@ -29,6 +28,7 @@ from p2pdiloco.core.api.events import (
     Persist,
     Release,
     Send,
+    Undone,
     UpdateRecord,
 )
 from p2pdiloco.core.api.messages import Announce, Closing, Pass
@@ -225,8 +225,8 @@ class Inbox:
         """Tell whether the chain contains nothing of it, and everything that comes before it."""
         return all(self._chain.marks.stamp(p.learner) == p.after for p in held.parts)
 
-    def in_turn(self, child: str, now: float) -> bool:
-        """Tell whether the next version waits for that child, and takes what it has."""
+    def awaits(self, child: str, now: float) -> bool:
+        """Tell whether the next version waits for that child."""
         return True
 
     def arriving(self, transfer: int) -> Held | None:
@@ -367,7 +367,7 @@ class LearnerInbox(Inbox):
         held, learner = self._held.get(header.learner), header.learner
         if held is None or not isinstance(held.header, ContributionHeader):
             room = self._has_room(learner) or self._newcomer(learner)
-            return None if room and self.in_turn(learner, now) else Verdict.FULL
+            return None if room and self._in_turn(learner, now) else Verdict.FULL
         if held.header.stamp == header.stamp:
             return Verdict.ALREADY_HELD if held.ticket is not None else Verdict.IN_TRANSFER
         # Of an earlier life of the learner: that one is merged first, both are its own work.
@@ -386,7 +386,11 @@ class LearnerInbox(Inbox):
         coming = (held for held in self._held.values() if held.ticket is None and learner in marks)
         return next((held for held in coming if held.child not in marks and held.child not in seats), None)
 
-    def in_turn(self, child: str, now: float) -> bool:
+    def awaits(self, child: str, now: float) -> bool:
+        roster = self._context.roster  # that a newcomer trains is its own word
+        return child in roster.known or (roster.attends(child) and self._in_turn(child, now))
+
+    def _in_turn(self, child: str, now: float) -> bool:
         known, newest = self._context.roster.known, self._chain.marks.number(child)
         return child in known or newest <= self._chain.head.number - self._pause(now)
 
@@ -578,12 +582,12 @@ class Publisher:
         job: Job,
         making: MergedParts,
         repairs: SignedVersion | None,
-        answer: Merged | Failed,
+        answer: Merged | Undone,
         now: float,
     ) -> None:
         """Sign the merged version, make it durable, then let it be known."""
         wanted = job is self._job and job.round.awaits(job.term, job.number)
-        if isinstance(answer, Failed):
+        if isinstance(answer, Undone):
             self._drop_spare()
             self._shared.out.record("merge", self._fragment, f"failed: {answer.reason}", number=job.number)
             if wanted:
@@ -601,7 +605,7 @@ class Publisher:
             job.round.failed("no seat's work is in it", now)
             return
 
-        def heard(failed: Failed | None, now: float) -> None:
+        def heard(failed: Undone | None, now: float) -> None:
             if failed is None:
                 self._published(version, job, repairs, now)
             else:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.events import Effect, Failed, Persist, VoteRecord
+from p2pdiloco.core.api.events import Effect, Persist, Undone, VoteRecord
 from p2pdiloco.core.api.messages import VoteRefused, VoteRequest
 from p2pdiloco.core.api.papers import TwoVotes
 from p2pdiloco.core.api.reasons import MessageFault, VoteRefusal
@@ -81,7 +81,7 @@ class Voter:
     ) -> None:
         self.unsaved_votes += 1
 
-        def heard(answer: Failed | None, now: float) -> None:
+        def heard(answer: Undone | None, now: float) -> None:
             if answer is None:
                 self._saved(record, done, now)
             else:

@@ -171,6 +171,7 @@ class Runner:
     def _ask(self, asked: ev.Ask) -> None:
         work = self._answers[type(asked.effect)](asked.effect)
         task = self._background.spawn(self._answer(asked.token, work))
+        task.add_done_callback(lambda _task: work.close())  # one that was cut may not have begun
         if isinstance(asked.effect, ev.Offer):
             self._offers.add(task)
             task.add_done_callback(self._offers.discard)
@@ -195,11 +196,11 @@ class Runner:
             await self._keeping
         raise UserError(f"the others exclude this node for good: {effect.words}", str(effect.why))
 
-    async def _persist(self, effect: ev.Persist) -> ev.Failed | None:
+    async def _persist(self, effect: ev.Persist) -> ev.Undone | None:
         try:
             await self._executors.durable.save(effect.record)
         except StorageError as error:
-            return ev.Failed(str(error)[:160])
+            return ev.Undone(str(error)[:160])
         for then in effect.then:
             self._do[type(then)](then)
         return None
@@ -351,13 +352,13 @@ class Merging:
             [tickets.payload(part.ticket) for part in effect.partials],
         )
 
-    def merge(self, effect: ev.Merge) -> Coroutine[Any, Any, ev.Merged | ev.Failed]:
+    def merge(self, effect: ev.Merge) -> Coroutine[Any, Any, ev.Merged | ev.Undone]:
         """Merge into the spare, as a new version."""
         return self._merge(effect, *self._inputs(effect))
 
     async def _merge(
         self, effect: ev.Merge, inputs: list[Input], partials: list[Payload]
-    ) -> ev.Merged | ev.Failed:
+    ) -> ev.Merged | ev.Undone:
         vault, correction, named = self._compute.vault, None, _named(effect, inputs, partials)
         if effect.repairs is not None and self._repair is not None:
             correction = await self._repair(effect.repairs)
@@ -385,7 +386,7 @@ class Merging:
                 correction = None
             done = await self._compute.run(make)
         except (UnusableInputs, StorageError) as error:
-            return ev.Failed(str(error)[:160], _unusable(effect, error))
+            return ev.Undone(str(error)[:160], _unusable(effect, error))
         if vault.maker.repeatable:
             self._keep(effect.fragment, named)
         ticket = self._tickets.put(done.update)
@@ -400,13 +401,13 @@ class Merging:
             repaired=correction is not None,
         )
 
-    def merge_partial(self, effect: ev.MergePartial) -> Coroutine[Any, Any, ev.PartialMerged | ev.Failed]:
+    def merge_partial(self, effect: ev.MergePartial) -> Coroutine[Any, Any, ev.PartialMerged | ev.Undone]:
         """Add up what a group contributed."""
         return self._merge_partial(effect, *self._inputs(effect))
 
     async def _merge_partial(
         self, effect: ev.MergePartial, inputs: list[Input], partials: list[Payload]
-    ) -> ev.PartialMerged | ev.Failed:
+    ) -> ev.PartialMerged | ev.Undone:
         vault, named = self._compute.vault, _named(effect, inputs, partials)
 
         def make() -> PartialMerge:
@@ -417,7 +418,7 @@ class Merging:
         try:
             done = await self._compute.run(make)
         except (UnusableInputs, StorageError) as error:
-            return ev.Failed(str(error)[:160], _unusable(effect, error))
+            return ev.Undone(str(error)[:160], _unusable(effect, error))
         ticket = self._tickets.put(done.payload)
         if vault.maker.repeatable:
             made = done.digest, ticket, done.payload

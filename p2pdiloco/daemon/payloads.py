@@ -22,8 +22,8 @@ from p2pdiloco.core.api.events import (
     Combine,
     Combined,
     CommitVersion,
-    Failed,
     Spill,
+    Undone,
     UpdateRecord,
     VoteRecord,
 )
@@ -352,13 +352,13 @@ class KeptPayloads:
             logger.debug("a merged contribution cannot be given: %s", error)
             return None
 
-    async def run_combine(self, effect: Combine, sources: list[Callable[[], Buffer]]) -> Combined | Failed:
+    async def run_combine(self, effect: Combine, sources: list[Callable[[], Buffer]]) -> Combined | Undone:
         """Add payloads up in the tensors thread; of those on the disk, one at a time is in memory."""
         try:
             done = await self._compute.run(self._compute.vault.own.combine, effect.fragment, sources)
         except (RemoteError, StorageError) as error:
             logger.error("contributions that a lost branch had merged cannot be sent again: %s", error)
-            return Failed(str(error)[:160])
+            return Undone(str(error)[:160])
         return Combined(self._tickets.put(done.payload), done.digest, len(done.payload))
 
 

@@ -131,7 +131,7 @@ class Swarm:
 
     def _Offer(self, member: Member, effect: ev.Offer) -> None:
         if effect.peer not in self.members:
-            self.answer(member.peer, effect, ev.Failed("nobody is there"))
+            self.answer(member.peer, effect, ev.Undone("nobody is there"))
             return
         transfer = self.number()
         self._offers[transfer] = (member.peer, effect)

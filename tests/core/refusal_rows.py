@@ -325,7 +325,7 @@ class Below:
         """The first time; a group of one would try it again at once, and again."""
         self.member = member
         del self.swarm._MergePartial  # type: ignore[method-assign]
-        self.swarm.answer(member.peer, effect, ev.Failed("out of memory"))
+        self.swarm.answer(member.peer, effect, ev.Undone("out of memory"))
 
     def again(self, seconds: float) -> list[ev.Offer]:
         """How it is offered again in the next so many seconds."""
@@ -343,7 +343,7 @@ class Below:
 
     def undelivered(self) -> None:
         """The stream broke."""
-        self.swarm.answer(self.member.peer, self.offer, ev.Failed("cut"))
+        self.swarm.answer(self.member.peer, self.offer, ev.Undone("cut"))
 
     def recorded(self, kind: str) -> list[str]:
         """What the member recorded."""

@@ -158,7 +158,7 @@ class Weather(RuleBasedStateMachine):
 
     def persisted(self, effect: ev.Persist, good: bool, _version: SignedVersion) -> None:
         if not good:
-            self.answered(effect, ev.Failed("disk full"))
+            self.answered(effect, ev.Undone("disk full"))
             return
         record = effect.record
         if isinstance(record, ev.VoteRecord):
@@ -174,7 +174,7 @@ class Weather(RuleBasedStateMachine):
         words = tuple(Verdict)
         verdict = words[version.header.tokens // 40 % len(words)]
         answer = ev.OfferAnswered(verdict, version.header.head())
-        self.answered(effect, answer if good else ev.Failed("cut"))
+        self.answered(effect, answer if good else ev.Undone("cut"))
 
     def copied_out(self, effect: ev.RequestFragment, good: bool, _version: SignedVersion) -> None:
         if good:
@@ -185,7 +185,7 @@ class Weather(RuleBasedStateMachine):
     def merged(self, effect: ev.Merge, good: bool, _version: SignedVersion) -> None:
         key = (effect.fragment, effect.number)
         made = ev.Merged(self.ticket(), digest("u", key), 100, digest("s", key)) if good else None
-        self.answered(effect, made or ev.Failed("out of memory"))
+        self.answered(effect, made or ev.Undone("out of memory"))
 
     def update_came(self, effect: ev.FetchUpdate, good: bool, version: SignedVersion) -> None:
         fitting = child(self.core.fragments[effect.fragment].chain.header, "p1", PEERS)

@@ -275,7 +275,7 @@ def full_disk() -> Effects:
     solo = Solo(peers=PEERS)
     solo.slow_disk = True
     asked(solo, 5)
-    solo.answer(solo.writing.pop(), ev.Failed("disk full"))
+    solo.answer(solo.writing.pop(), ev.Undone("disk full"))
     return asked(solo, 6)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,7 +17,16 @@ from scripted_learner import ScriptedLearner
 from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.cli.top import HeardReport, picture_of
 from p2pdiloco.core.api.config import Amendment, Going
-from p2pdiloco.core.api.events import ContributionSent, Event, LeaveRequested, OfferAnswered
+from p2pdiloco.core.api.events import (
+    Answered,
+    Ask,
+    ContributionSent,
+    Effect,
+    Event,
+    LeaveRequested,
+    Offer,
+    OfferAnswered,
+)
 from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.daemon import admission, course, learner_link, wire
 from p2pdiloco.daemon.notice import Notice, signed
@@ -132,13 +142,13 @@ async def test_the_core_hears_that_a_payload_is_about_to_be_whole_before_it_hear
         await around.round(one, two)
         await until(lambda: not two.learner.slot_in_use, "a free slot")
         heard: list[type] = []
-        transfers, post = two.transfers, two.transfers._post
+        handle = two.core.handle
 
-        def listen(event: Event) -> None:
-            heard.append(type(event))
-            post(event)
+        def listen(event: Event, now: float) -> list[Effect]:
+            heard.append(type(event.answer if isinstance(event, Answered) else event))
+            return handle(event, now)
 
-        transfers._post = listen
+        two.core.handle = listen  # type: ignore[method-assign]
         for _ in range(20 * around.run.manifest.group.term_versions):
             if OfferAnswered in heard:  # the contributor may be the syncer itself
                 break
@@ -361,10 +371,12 @@ async def test_nothing_is_on_its_way_any_more_when_it_is_noted_what_is_left(tmp_
         noted = own.unmerged
         own.unmerged = lambda: (under_way.append(len(one.runner._offers)), noted())[1]  # type: ignore[method-assign]
 
-        async def endless() -> None:
+        async def endless(*_: object) -> Any:
             await asyncio.Event().wait()
 
-        one.runner._up(endless())
+        one.transfers.offer = endless  # type: ignore[method-assign]
+        signed, ticket = cast(Any, None), one.holdings.tickets.put(b"payload")
+        one.runner._ask(Ask(0, Offer("peer", signed, ticket)))
         await around.end(one, orderly=True)
         assert under_way == [0]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -33,6 +33,7 @@ from p2pdiloco_lab.simulation.lineage import FragmentLineage, HashCrypto
 from p2pdiloco_lab.simulation.seed_plan import CrowdKind, draw_spec, random_stream
 from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_liars import Liar
+from p2pdiloco_lab.simulation.sim_network import GivenState
 
 if TYPE_CHECKING:
     from p2pdiloco_lab.simulation.sim_disk import LoggedUpdate, Store
@@ -49,14 +50,6 @@ FAR_AHEAD = 1000
 """Versions by which a forged head is ahead: too many for updates, so the state is asked for."""
 STRIKES_BEFORE_S = 10.0
 """Time before the end of the faults at which a crowd strikes at the latest, however few of it were merged."""
-
-
-class Forgery(NamedTuple):
-    """A version that never was, as a rider gives it."""
-
-    version: SignedVersion
-    state: FragmentLineage
-    watermarks: tuple[Watermark, ...]
 
 
 class Rider:
@@ -141,7 +134,7 @@ class Crowd:
         self.struck = False
         """True: they do what their kind says."""
         self._world = world
-        self._forged: dict[int, Forgery] = {}
+        self._forged: dict[int, GivenState] = {}
         self._digests: set[bytes] = set()
 
     @property
@@ -202,7 +195,7 @@ class Crowd:
                 self._digests.add(made.version.header.digest())
         return bool(self._forged)
 
-    def _forge(self, rider: Rider, mark: Watermark) -> Forgery:
+    def _forge(self, rider: Rider, mark: Watermark) -> GivenState:
         config, store = self._world.plan.config, self._best(rider.own_fragment)
         before, number = store.version.header, store.version.header.number + FAR_AHEAD
         name = f"{rider.peer}/{number}".encode()
@@ -229,9 +222,9 @@ class Crowd:
             repairs=None,
         )
         signed = SignedVersion(header, crypto.sign(signed_bytes("version", header)))
-        return Forgery(signed, state, store.watermarks)
+        return GivenState(signed, state, store.watermarks)
 
-    def forgery(self, giver: str, fragment: int) -> Forgery | None:
+    def forgery(self, giver: str, fragment: int) -> GivenState | None:
         """Find what a member gives in place of its own state of a fragment; None: it gives that."""
         return self._forged.get(fragment) if giver in self.riders else None
 

@@ -547,7 +547,7 @@ class DiskWriter:
             return
         effect, answer = job
         if self._disk.full:
-            answer(ev.Failed("disk full"))
+            answer(ev.Undone("disk full"))
             return
         self._keep(effect)
         for following in effect.then:

@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from p2pdiloco.core.api.events import (
     ContributionSent,
-    Failed,
     FetchFailed,
     FetchState,
     FetchUpdate,
@@ -25,6 +24,7 @@ from p2pdiloco.core.api.events import (
     Offered,
     PayloadBroken,
     PayloadReceived,
+    Undone,
     UpdateFetched,
 )
 from p2pdiloco.core.api.messages import Message, decode, encode
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Answer = Callable[[Struct | None], None]
 """Way to tell a core what came of an effect that it asked for."""
-UNDELIVERED = Failed("not delivered")
+UNDELIVERED = Undone("not delivered")
 SEND_TIMEOUT_S = 3.0
 """After so long the sender of a message that was not acknowledged is told that it failed."""
 
@@ -495,7 +495,7 @@ class Bulk:
         version, state = store.version, store.state
         if holder.liar is not None:
             version, state = holder.liar.gives_state(asker.peer, version, state)
-        given = GivenState(version, state, store.watermarks) if forged is None else GivenState(*forged)
+        given = forged or GivenState(version, state, store.watermarks)
         time_s = self._carried_s(pull, size)
         if time_s is not None:
             self._clock.after(time_s, self._here, pull, lambda: given)

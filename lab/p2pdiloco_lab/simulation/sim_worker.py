@@ -20,7 +20,6 @@ from p2pdiloco.core.api.events import (
     Combine,
     Combined,
     CommitVersion,
-    Failed,
     FetchFailed,
     FetchState,
     LossAudit,
@@ -30,6 +29,7 @@ from p2pdiloco.core.api.events import (
     MergePartial,
     PartialMerged,
     StateFetched,
+    Undone,
     UpdateApplied,
 )
 from p2pdiloco.core.api.reasons import AuditOutcome, Verdict
@@ -122,7 +122,7 @@ class Worker:
         if count > MAX_FAILURES:
             raise Violation("no-spinning", f"{host.peer} repeats a failed merge without a pause")
         host.stores[effect.fragment].fill_spare(generation, None)
-        answer(Failed("worker failed"))
+        answer(Undone("worker failed"))
 
     def _below(self, effect: Merge | MergePartial) -> tuple[PartialSum, ...]:
         """Find the partial merges that are added up."""
@@ -173,7 +173,7 @@ class Worker:
         try:
             made = substance.merge(fragment, number, before.matter, inputs, partials, steps, limits, seed)
         except UnusableMatter as error:
-            failed = Failed(str(error), _faulty_inputs(effect, error))
+            failed = Undone(str(error), _faulty_inputs(effect, error))
             self._host.later(self._work_s(), answer, failed)
             return None
         if effect.partials:
@@ -216,7 +216,7 @@ class Worker:
         try:
             made = host.world.substance.partial(fragment, *self._matter(effect), effect.limits, seed)
         except UnusableMatter as error:
-            failed = Failed(str(error), _faulty_inputs(effect, error))
+            failed = Undone(str(error), _faulty_inputs(effect, error))
             host.later(self._work_s(), answer, failed)
             return
         tree, false = self._tree(effect, made), host.peer in host.world.false_groups
@@ -228,7 +228,7 @@ class Worker:
     ) -> None:
         host, faults = self._host, self._host.world.faults
         if faults.chance(host.world.plan.mix.merge_fails):
-            answer(Failed("worker failed"))
+            answer(Undone("worker failed"))
             return
         size = host.max_payload_bytes(effect.fragment) * PARTIAL_PER_UPDATE_BYTES
         ticket, cut = host.tickets.new(whole), _cut_learners(effect, made)

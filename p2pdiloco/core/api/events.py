@@ -42,7 +42,7 @@ class Ask(Effect, frozen=True):
     effect: Effect
 
 
-class Failed(Struct, frozen=True):
+class Undone(Struct, frozen=True):
     """Answer: nothing came of it."""
 
     reason: str
@@ -78,7 +78,7 @@ class UpdateRecord(Struct, frozen=True):
 
 
 class Persist(Effect, frozen=True):
-    """Make a record durable, and carry out `then`. Answers: None; `Failed` (the disk is full, or gone, and
+    """Make a record durable, and carry out `then`. Answers: None; `Undone` (the disk is full, or gone, and
     nothing of `then` was carried out)."""
 
     record: VoteRecord | UpdateRecord
@@ -106,7 +106,7 @@ class RequestFragment(Effect, frozen=True):
 class Offer(Effect, frozen=True):
     """Stream a contribution to the syncer, or our group's partial merge to the syncer of the group above.
 
-    Answers: `OfferAnswered`; `Failed` (the stream broke, or the peer could not be reached). The receiver's
+    Answers: `OfferAnswered`; `Undone` (the stream broke, or the peer could not be reached). The receiver's
     core gets `Offered`, and decides with `AcceptTransfer` and `AnswerTransfer`.
     """
 
@@ -140,7 +140,7 @@ class Spill(Effect, frozen=True):
 
 class Combine(Effect, frozen=True):
     """Add these contributions of ours up to one and encode it as a contribution (of one: a copy). The
-    tickets stay valid. Answers: `Combined`; `Failed` (one of the payloads cannot be read back)."""
+    tickets stay valid. Answers: `Combined`; `Undone` (one of the payloads cannot be read back)."""
 
     fragment: int
     tickets: tuple[Ticket, ...]
@@ -212,7 +212,7 @@ class PartialInput(Struct, frozen=True):
 class Merge(Effect, frozen=True):
     """Merge in this order, encode the outer update, make the outer step into the spare copy.
 
-    Answers: `Merged`; `Failed`."""
+    Answers: `Merged`; `Undone`."""
 
     fragment: int
     number: int
@@ -258,7 +258,7 @@ class Merged(Struct, frozen=True):
 
 class MergePartial(Effect, frozen=True):
     """Merge contributions and partials of one group, in this order, into one partial: sums, no outer step,
-    no spare copy. Answers: `PartialMerged`; `Failed`."""
+    no spare copy. Answers: `PartialMerged`; `Undone`."""
 
     fragment: int
     inputs: tuple[MergeInput, ...]

@@ -174,7 +174,7 @@ class Transfers:
 
     # --- what the core asks of peers -----------------------------------------------------------------
 
-    async def offer(self, effect: ev.Offer, payload: Buffer) -> ev.OfferAnswered | ev.Failed:
+    async def offer(self, effect: ev.Offer, payload: Buffer) -> ev.OfferAnswered | ev.Undone:
         """Stream our contribution to the syncer, or our group's partial merge to the syncer above."""
         signed = effect.signed
         if isinstance(signed, SignedPartial):
@@ -183,7 +183,7 @@ class Transfers:
             sent = ev.ContributionSent(signed.header.fragment, signed.header.stamp)
             request = wire.PushContribution(signed)
             answer = await self._push(effect.peer, request, payload, lambda: self._post(sent))
-        return answer if isinstance(answer, ev.Failed) else ev.OfferAnswered(answer.verdict, answer.head)
+        return answer if isinstance(answer, ev.Undone) else ev.OfferAnswered(answer.verdict, answer.head)
 
     async def _push(
         self,
@@ -191,7 +191,7 @@ class Transfers:
         request: wire.Push,
         payload: Buffer,
         before_end: Action | None = None,
-    ) -> wire.Answer | ev.Failed:
+    ) -> wire.Answer | ev.Undone:
         """Push a payload; return the peer's word."""
         label, parts = wire.encode(request), (payload,)
         try:
@@ -201,7 +201,7 @@ class Transfers:
         except (TransportError, RemoteError) as error:
             header = request.signed.header
             logger.debug("payload of fragment %d not delivered to %s: %s", header.fragment, peer, error)
-            return ev.Failed(str(error))
+            return ev.Undone(str(error))
         if delivered:
             self._bytes_out += memoryview(payload).nbytes
             self.bytes_pushed += memoryview(payload).nbytes

@@ -218,7 +218,7 @@ def test_a_payload_that_cannot_be_read_back_holds_nobody_up() -> None:
     wanted = found(switch(solo, branch(5, syncer="p2")[5]), ev.Combine)[0]
     solo.elect("p1", term=2, start=5)
     solo.ready(ticket=9)
-    effects = solo.answer(wanted, ev.Failed("damaged"))
+    effects = solo.answer(wanted, ev.Undone("damaged"))
     assert reasons(effects, "fork") == ["given up: damaged"]
     assert offered(solo, effects).ticket == 9
 
@@ -473,7 +473,7 @@ def test_that_a_syncer_may_have_it_is_not_forgotten_while_another_is_asked() -> 
     solo = at_work()
     solo.ready(ticket=7)
     solo.feed(ev.ContributionSent(0, FIRST))
-    solo.answer(ev.Offer, ev.Failed("cut"))
+    solo.answer(ev.Offer, ev.Undone("cut"))
     solo.elect("p2", term=2)
     solo.feed(ev.LeaveRequested())
     assert found(solo.wait(solo.config.timing.leave_s + 0.1), ev.Left)

@@ -75,7 +75,7 @@ def test_a_vote_that_cannot_be_saved_is_not_sent() -> None:
     solo = Solo(peers=PEERS)
     solo.slow_disk = True
     request(solo, "p1", 5)
-    effects = solo.answer(solo.writing.pop(), ev.Failed("disk full"))
+    effects = solo.answer(solo.writing.pop(), ev.Undone("disk full"))
     assert not sent(effects, msg.VoteGranted)
 
 
@@ -542,14 +542,14 @@ def test_who_cannot_save_a_vote_has_none_until_it_can() -> None:
     solo = Solo(peers=PEERS)
     solo.slow_disk = True
     request(solo, "p1", 5)
-    effects = solo.answer(solo.writing.pop(), ev.Failed("disk full"))
+    effects = solo.answer(solo.writing.pop(), ev.Undone("disk full"))
     assert says_votes(effects) == {False}, "told at once"
     assert reasons(effects, "disk") == ["no vote until one can be saved: disk full"]
     assert refusal(request(solo, "p1", 6)) is VoteRefusal.NO_DISK
     effects = solo.wait(TRY_EVERY_S + 1)  # neither does it stand, though nobody is in office
     assert not sent(effects, msg.VoteRequest) and says_votes(effects) == {False}
     assert [job.record for job in solo.writing] == [ev.VoteRecord(0, 5, "p1")], "the same vote, tried again"
-    solo.answer(solo.writing.pop(), ev.Failed("disk full"))
+    solo.answer(solo.writing.pop(), ev.Undone("disk full"))
     solo.wait(TRY_EVERY_S + 1)
     effects = solo.write()
     assert says_votes(effects) == {True}
@@ -614,7 +614,7 @@ def test_who_has_a_vote_again_leaves_the_others_time_to_hear_of_it() -> None:
     solo = Solo(peers=(), genesis=True)
     solo.slow_disk = True
     solo.wait(10.0)  # our own vote
-    solo.answer(solo.writing.pop(), ev.Failed("disk full"))
+    solo.answer(solo.writing.pop(), ev.Undone("disk full"))
     solo.wait(TRY_EVERY_S + 1)
     solo.slow_disk = False
     solo.write()

@@ -294,7 +294,7 @@ def test_a_full_disk_costs_the_office_and_no_contribution() -> None:
     merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     solo.slow_disk = True
     solo.merged(merge)
-    effects = solo.answer(solo.writing.pop(), ev.Failed("disk full"))
+    effects = solo.answer(solo.writing.pop(), ev.Undone("disk full"))
     assert not solo.fragment.office.holding and solo.head.number == 0
     released = {e.ticket for e in found(effects, ev.Release)}
     assert released == {101, 102, 501} and found(effects, ev.DropSpare)
@@ -303,7 +303,7 @@ def test_a_full_disk_costs_the_office_and_no_contribution() -> None:
 def test_a_failed_merge_opens_the_office() -> None:
     solo = syncer()
     merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
-    solo.answer(merge, ev.Failed("out of memory"))
+    solo.answer(merge, ev.Undone("out of memory"))
     assert not solo.fragment.office.holding and solo.fragment.round.state is RoundState.IDLE
 
 
@@ -311,7 +311,7 @@ def test_a_contribution_that_fails_a_merge_is_refused_and_the_others_are_merged(
     solo = syncer()
     merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     at_fault = (merge.inputs[0].ticket, Verdict.IMPLAUSIBLE_TOKENS)
-    effects = solo.answer(merge, ev.Failed("one cannot be weighed", (at_fault,)))
+    effects = solo.answer(merge, ev.Undone("one cannot be weighed", (at_fault,)))
     refusals = [e for e in found(effects, ev.Record) if e.kind == "refusal"]
     assert [(e.reason, dict(e.fields)["peer"]) for e in refusals] == [("implausible-tokens", "p1")]
     assert [e.ticket for e in found(effects, ev.Release)] == [at_fault[0]]
@@ -329,7 +329,7 @@ def test_a_merge_whose_only_seat_drops_out_is_not_made_and_the_strangers_work_wa
     solo.hear("s1")
     merge = found(solo.offer("p1", 1) + solo.offer("s1", 2) + solo.wait(0.5), ev.Merge)[0]
     at_fault = (merge.inputs[0].ticket, Verdict.NON_FINITE)
-    effects = solo.answer(merge, ev.Failed("one is not finite", (at_fault,)))
+    effects = solo.answer(merge, ev.Undone("one is not finite", (at_fault,)))
     assert not found(effects + solo.wait(60.0), ev.Merge) and solo.head.number == 0
     effects = solo.offer("p2", 3) + solo.wait(0.5)
     assert [part.contributor.learner for part in found(effects, ev.Merge)[0].inputs] == ["p2", "s1"]
@@ -339,7 +339,7 @@ def test_where_all_are_at_fault_the_office_is_kept_and_the_same_is_not_admitted_
     solo = syncer()
     merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     unusable = tuple((part.ticket, Verdict.NON_FINITE) for part in merge.inputs)
-    effects = solo.answer(merge, ev.Failed("none is usable", unusable))
+    effects = solo.answer(merge, ev.Undone("none is usable", unusable))
     assert not found(effects, ev.Merge) and len(reasons(effects, "refusal")) == 2
     assert solo.fragment.office.holding and solo.fragment.round.state is RoundState.IDLE
     answer = found(solo.offer("p1", 3), ev.AnswerTransfer)[0]
@@ -353,7 +353,7 @@ def failing(solo: Solo, effects: list[ev.Effect], seconds: float) -> list[float]
     while solo.now < end and len(tried) < 1000:
         for merge in found(effects, ev.Merge):
             tried.append(solo.now)
-            effects = solo.answer(merge, ev.Failed("a bug of ours"))
+            effects = solo.answer(merge, ev.Undone("a bug of ours"))
         if not found(effects, ev.Merge):
             solo.now = max(solo.now, min(solo.core.next_deadline(), end))
             effects = solo.feed(ev.Tick())
@@ -387,9 +387,9 @@ def test_a_merge_that_the_world_moved_past_is_dropped() -> None:
 
 
 def test_a_quorum_counts_and_rounds_wait_for_who_has_worked() -> None:
-    """Five say that they learn; one of them ever sends anything."""
-    strangers = tuple(f"s{i}" for i in range(4))
-    solo = syncer(quorum=3, peers=("p1", *strangers), founders=("me", "p1"), term_versions=9)
+    """Five seats say that they learn; one of them ever sends anything."""
+    idle = tuple(f"s{i}" for i in range(4))
+    solo = syncer(quorum=3, peers=("p1", *idle), founders=("me", "p1"), idle=idle, term_versions=9)
     called = []
     for number in range(1, 6):
         mark = solo.fragment.chain.marks.stamp("p1")
@@ -398,12 +398,27 @@ def test_a_quorum_counts_and_rounds_wait_for_who_has_worked() -> None:
             {send.peer for send in found(effects, ev.Send) if isinstance(send.message, msg.Closing)}
         )
         solo.merged(found(effects, ev.Merge)[0])
-    assert called[:3] == [set(strangers)] * 3, "one of one is a quorum, and newcomers are called"
+    assert called[:3] == [set(idle)] * 3, "one of one is a quorum, and newcomers are called"
     assert called[3:] == [set(), set()], "three calls in vain are enough"
 
 
+def test_strangers_who_say_that_they_learn_delay_no_round() -> None:
+    """Their first work is merged if it is in when a round closes; identities are free."""
+    strangers = tuple(f"s{i}" for i in range(4))
+    solo = syncer(peers=("p1", *strangers), founders=("me", "p1"))
+    effects = solo.offer("p1", 1) + solo.offer("s1", 2)
+    assert not sent(effects, msg.Closing)
+    (merge,) = found(effects, ev.Merge)
+    assert [given.contributor.learner for given in merge.inputs] == ["p1"], "at once"
+    solo.merged(merge)
+    after = solo.fragment.chain.marks.stamp("p1")
+    effects = solo.offer("p1", 3, stamp=Stamp(1, 2), after=after) + solo.wait(1.0)
+    merged = [given.contributor.learner for given in found(effects, ev.Merge)[0].inputs]
+    assert merged == ["p1", "s1"]
+
+
 def test_a_newcomer_that_passes_now_and_then_is_no_learner_for_that() -> None:
-    solo = syncer(quorum=3, peers=("p1", "s1"), founders=("me", "p1"), term_versions=9)
+    solo = syncer(quorum=3, peers=("p1", "s1"), founders=("me", "p1"), idle=("s1",), term_versions=9)
     called = []
     for number in range(1, 8):
         mark = solo.fragment.chain.marks.stamp("p1")
@@ -847,7 +862,7 @@ def test_what_was_damaged_here_is_left_out_and_welcome_again_and_nobody_is_to_bl
     solo = syncer()
     merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ev.Merge)[0]
     damaged = merge.inputs[0].ticket, Verdict.DAMAGED
-    effects = solo.answer(merge, ev.Failed("damaged", (damaged,)))
+    effects = solo.answer(merge, ev.Undone("damaged", (damaged,)))
     (again,) = found(effects, ev.Merge)
     assert again.inputs == merge.inputs[1:] and not reasons(effects, "refusal")
     assert found(solo.offer(merge.inputs[0].contributor.learner, 3), ev.AcceptTransfer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import torch
@@ -36,14 +35,13 @@ class Peer:
         self.transport = transport
         self.vault = Vault(LAYOUTS, OuterSection(), 24, "int8", "int8")
         self.compute = Compute(self.vault, None)  # type: ignore[arg-type]
-        self.posted: list[Any] = []
         self.asked: list[tuple[str, wire.PullState]] = []
         self.answers: Callable[[wire.PullState], PullSource | Refusal | None] = lambda _: None
         if seed is not None:
             self.hold(seed)
         self.chain = PaperChain(state_bytes=SIZE)
-        meters = LinkMeters(transport)
-        self.transfers = Transfers(self.chain, transport, self.compute, Tickets(), self.posted.append, meters)
+        parts = self.chain, transport, self.compute, Tickets(), lambda _event: None, LinkMeters(transport)
+        self.transfers = Transfers(*parts)
 
     def hold(self, seed: int) -> None:
         """Version `seed` of both fragments."""
@@ -68,8 +66,8 @@ class Peer:
         self.asked.append((sender, pull))
         return self.answers(pull) or await self.transfers.on_pull(sender, pull)
 
-    async def copy(self, named: str, fragment: int = 0) -> None:
-        await self.transfers.fetch_state(ev.FetchState(fragment, 1, named))
+    async def copy(self, named: str, fragment: int = 0) -> ev.StateFetched | ev.FetchFailed:
+        return await self.transfers.fetch_state(ev.FetchState(fragment, 1, named))
 
     def has_state_of(self, donor: Peer, fragment: int = 0) -> bool:
         spare, state = self.vault._spares[fragment], donor.vault._states[fragment]

@@ -58,14 +58,9 @@ class Peer:
         self.meters = LinkMeters(transport)  # type: ignore[arg-type]
         self.chain = PaperChain(update_bytes=len(PAYLOAD))
         self.chain.update_of = self._update_of  # type: ignore[method-assign]
-        worker: Any = Worker()
-        self.transfers = Transfers(self.chain, transport, worker, self.tickets, self._post, self.meters)  # type: ignore[arg-type]
-
-    def _post(self, event: ev.Event) -> None:
-        if isinstance(event, ev.UpdateFetched):
-            self.version, self.payload = event.version, bytes(self.tickets.get(event.ticket))
-        elif isinstance(event, ev.FetchFailed):
-            self.failures.append(event.detail or str(event.failure))
+        worker = Worker()
+        parts: Any = self.chain, transport, worker, self.tickets, lambda _event: None, self.meters
+        self.transfers = Transfers(*parts)
 
     async def _update_of(self, fragment: int, number: int) -> Any:
         return None if self.payload is None else (self.version, self.payload)
@@ -79,7 +74,11 @@ class Peer:
         return self.answers(pull) or await self.transfers.on_pull(sender, pull)
 
     async def fetch(self, holder: str = "p0") -> None:
-        await self.transfers.fetch_update(ev.FetchUpdate(0, 1, holder))
+        answer = await self.transfers.fetch_update(ev.FetchUpdate(0, 1, holder))
+        if isinstance(answer, ev.UpdateFetched):
+            self.version, self.payload = answer.version, bytes(self.tickets.get(answer.ticket))
+        else:
+            self.failures.append(answer.detail or str(answer.failure))
 
 
 class Members:

@@ -56,20 +56,28 @@ async def test_the_contributions_come_from_their_learners(town: AuditTown) -> No
 
 
 async def test_the_runner_carries_out_what_the_core_asks_for(town: AuditTown) -> None:
-    node, wanted = town.auditor, [ev.Audit(0, await town.version())]
+    node, wanted = town.auditor, [ev.Ask(7, ev.Audit(0, await town.version()))]
+    heard: list[ev.Event] = []
+
+    def handle(event: ev.Event, _now: float) -> list[ev.Ask]:
+        heard.append(event)
+        return wanted if isinstance(event, ev.Tick) else []
+
     core: Any = SimpleNamespace(
-        handle=lambda _event, _now: wanted,
+        handle=handle,
         next_deadline=lambda: asyncio.get_running_loop().time() + 1000.0,
     )
     post, background = Post(), Background()
     hands: Any = dict.fromkeys(Executors.__struct_fields__) | {
         "tickets": node.tickets,
         "transfers": node.transfers,
+        "merging": node.merging,
+        "loss_auditing": SimpleNamespace(audit=None),
     }
     runner = Runner(core, post, background, Executors(**hands))
     post.put(ev.Tick())
-    await until(lambda: node.heard, "it is told")
-    assert [event.outcome for event in node.heard] == [SAME]
+    await until(lambda: len(heard) > 1, "it is told")
+    assert heard == [ev.Tick(), ev.Answered(7, ev.Audited(SAME))]
     runner.close()
     await background.close()
 
@@ -361,8 +369,7 @@ async def test_members_audit_what_they_merged(tmp_path: Path) -> None:
             assert own is not None and digest_of(own) == parts[0].payload_digest
         assert await one.chain.contribution_of(0, bytes(32)) is None
         auditor = next(m for m in members if m.core.shared.me != version.header.syncer)
-        heard: list[Any] = []
         held, bulk = auditor.holdings, auditor.transfers
         tools = auditor.chain, auditor.transport, held.compute, bulk.merged, bulk.true_updates
-        await Auditing(*tools, held.memory, held.spool, heard.append).audit(ev.Audit(0, version))
-        assert [event.outcome for event in heard] == [SAME]
+        found = await Auditing(*tools, held.memory, held.spool).audit(ev.Audit(0, version))
+        assert found.outcome is SAME

@@ -64,8 +64,7 @@ async def three(town: Any, *bits_per_s: float) -> tuple[Peer, list[Peer]]:
 
 async def test_the_bytes_come_from_all_holders_of_the_version_once(town: Any) -> None:
     joiner, donors = await three(town, 80e6, 80e6, 80e6)
-    await joiner.copy("d0")
-    assert isinstance(joiner.posted[0], ev.StateFetched) and joiner.posted[0].peer == "d0"
+    assert isinstance(await joiner.copy("d0"), ev.StateFetched)
     assert joiner.has_state_of(donors[0]) and joiner.transfers.bytes_in == SIZE, "nothing travelled twice"
     assert all(donor.gave for donor in donors), [donor.gave for donor in donors]
     assert joiner.transfers.held_bytes == 0, "it is written straight into the vault"
@@ -101,8 +100,7 @@ async def test_the_first_donor_dies_half_way_and_the_others_finish_it(town: Any)
     fetching = asyncio.create_task(joiner.copy("d0"))
     await until(lambda: joiner.transfers.copying.bytes_in > SIZE // 4, "a quarter")
     town.hub.kill("d0")
-    await fetching
-    assert isinstance(joiner.posted[0], ev.StateFetched) and joiner.has_state_of(donors[1])
+    assert isinstance(await fetching, ev.StateFetched) and joiner.has_state_of(donors[1])
     assert joiner.transfers.bytes_in == SIZE, "what had come was not asked for again"
 
 
@@ -114,8 +112,7 @@ async def test_a_holder_that_fails_is_replaced(town: Any, monkeypatch: pytest.Mo
     await until(lambda: copying.from_others_bytes > 0, "another one helps")
     assert "d2" not in copying._rates
     town.hub.kill("d1")
-    await fetching
-    assert "d2" in copying._rates and isinstance(joiner.posted[0], ev.StateFetched)
+    assert isinstance(await fetching, ev.StateFetched) and "d2" in copying._rates
 
 
 async def test_the_only_donor_dies_and_the_next_one_goes_on(town: Any) -> None:
@@ -124,10 +121,8 @@ async def test_the_only_donor_dies_and_the_next_one_goes_on(town: Any) -> None:
     fetching = asyncio.create_task(joiner.copy("d0"))
     await until(lambda: joiner.transfers.copying.bytes_in > SIZE // 2, "a half")
     town.hub.kill("d0")
-    await fetching
-    assert isinstance(joiner.posted[0], ev.FetchFailed)
-    await joiner.copy("d1")
-    assert isinstance(joiner.posted[1], ev.StateFetched) and joiner.has_state_of(donors[1])
+    assert isinstance(await fetching, ev.FetchFailed)
+    assert isinstance(await joiner.copy("d1"), ev.StateFetched) and joiner.has_state_of(donors[1])
     assert joiner.transfers.bytes_in == SIZE
 
 
@@ -153,8 +148,7 @@ async def test_a_liar_among_the_holders_costs_one_more_copy_and_nobody_is_blamed
     donors[1].vault._states[0].theta[7] += 1.0
     donors[1].vault._states[0].theta[-1] += 1.0
     donors[1].vault._states[0].momentum += 1.0
-    await joiner.copy("d0")
-    assert isinstance(joiner.posted[0], ev.StateFetched) and joiner.has_state_of(donors[0])
+    assert isinstance(await joiner.copy("d0"), ev.StateFetched) and joiner.has_state_of(donors[0])
     assert donors[1].gave and joiner.transfers.bytes_in == 2 * SIZE, "all of it again, from the one named"
     gave = donors[1].gave
     await joiner.copy("d0", 1)
@@ -165,8 +159,7 @@ async def test_where_the_named_holder_lied_those_who_helped_are_not_left_out(tow
     joiner, donors = await three(town, 20e6, 20e6)
     donors[0].vault._states[0].theta += 1.0
     donors[0].vault._states[0].momentum += 1.0
-    await joiner.copy("d0")
-    (failed,) = joiner.posted
+    failed = await joiner.copy("d0")
     assert isinstance(failed, ev.FetchFailed) and failed.detail == "digest-differs"
     before = donors[1].gave
     assert before
@@ -181,8 +174,7 @@ async def test_all_copies_together_have_a_bound(town: Any, monkeypatch: pytest.M
     taken: list[int] = []
     take = found._take_place
     monkeypatch.setattr(found, "_take_place", lambda peer: (take(peer), taken.append(found._streams.total())))
-    await joiner.copy("d0")
-    assert isinstance(joiner.posted[0], ev.StateFetched) and max(taken) == 2
+    assert isinstance(await joiner.copy("d0"), ev.StateFetched) and max(taken) == 2
 
 
 @pytest.mark.parametrize("lie", ["content", "fragment", "more", "nothing", "offset"])
@@ -197,8 +189,7 @@ async def test_a_donor_that_lies_is_told_to_the_core(lie: str, town: Any) -> Non
         )
         size = {"more": SIZE + 1, "nothing": 0}.get(lie, 8)
         donor.answers = lambda pull: PullSource(wire.encode(shown), (bytes(size),), lambda: None)
-    await joiner.copy("d0")
-    (failed,) = joiner.posted
+    failed = await joiner.copy("d0")
     wanted = {
         "content": "digest-differs",
         "fragment": "wrong-fragment",
@@ -216,9 +207,8 @@ async def test_the_version_that_is_copied_stays_while_its_donor_moves_on(town: A
     await until(lambda: joiner.transfers.copying.bytes_in > SIZE // 4, "a quarter")
     donor.hold(2)
     donor.hold(3)
-    await fetching
-    assert isinstance(joiner.posted[0], ev.StateFetched)
-    assert joiner.posted[0].version.header.number == 1
+    answer = await fetching
+    assert isinstance(answer, ev.StateFetched) and answer.version.header.number == 1
     assert torch.equal(joiner.vault._spares[0].theta, before)
 
 
@@ -228,8 +218,8 @@ async def test_a_joiner_of_many_fragments_asks_a_donor_for_a_few_at_a_time(
     monkeypatch.setattr(states, "SHARE", 1)
     monkeypatch.setattr(states, "SHARE", 1)
     joiner, donor = await town.add("joiner", None), await town.add("d0", 1, 40e6)
-    await asyncio.gather(joiner.copy("d0", 0), joiner.copy("d0", 1))
-    assert [type(event) for event in joiner.posted] == [ev.StateFetched, ev.StateFetched]
+    answers = await asyncio.gather(joiner.copy("d0", 0), joiner.copy("d0", 1))
+    assert [type(answer) for answer in answers] == [ev.StateFetched, ev.StateFetched]
     assert all(joiner.has_state_of(donor, fragment) for fragment in (0, 1))
 
 
@@ -293,8 +283,8 @@ async def test_a_state_comes_from_all_and_is_finished_without_the_one_that_died(
         copying = asyncio.create_task(joiner.copy(first.name))
         await until(lambda: joiner.transfers.copying.bytes_in > SIZE // 4, "a quarter")
         await first.transport.close()  # type: ignore[attr-defined]
-        await asyncio.wait_for(copying, within_s(60))
-        assert isinstance(joiner.posted[0], ev.StateFetched) and joiner.has_state_of(others[0])
+        answer = await asyncio.wait_for(copying, within_s(60))
+        assert isinstance(answer, ev.StateFetched) and joiner.has_state_of(others[0])
         assert all(peer.gave for peer in (first, *others))
     finally:
         for peer in peers:

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -63,8 +64,9 @@ from p2pdiloco_lab.memory_net import MemoryNetwork
 
 HEAD = Head(7, b"h" * 32, 70, 3)
 GROUP = "4/0/1"
+TOKEN = 5
 WORK = [(256, 1), (300, 2), (512, 3)]
-UNUSED = ["outbound", "learner", "kept", "committing", "durable", "loss_auditing"]
+UNUSED = ["outbound", "learner", "kept", "committing", "durable"]
 
 
 class ScriptedCore:
@@ -107,21 +109,22 @@ class Node:
         self.meters = LinkMeters(self.transport)
         chain = PaperChain(HEAD)
         chain.run = self.run.id
-        post, nothing = self.post.put, None
+        post = self.post.put
         self.transfers = Transfers(chain, self.transport, self.compute, self.tickets, post, self.meters)
         hands = Executors(
             tickets=self.tickets,
             transfers=self.transfers,
             merging=Merging(self.compute, self.tickets, post),
             record=lambda record: None,
-            **dict.fromkeys(UNUSED, nothing),  # type: ignore[arg-type]
+            loss_auditing=SimpleNamespace(audit=None),  # type: ignore[arg-type]
+            **dict.fromkeys(UNUSED),  # type: ignore[arg-type]
         )
         self.runner = Runner(self.core, self.post, self.background, hands)  # type: ignore[arg-type]
         self.door = FrontDoor()
         self.door.enter(self.run.id, self.transfers, None)  # type: ignore[arg-type]
 
-    def want(self, *effects: ev.Effect) -> None:
-        self.core.wanted += effects
+    def want(self, asked: ev.Effect, *others: ev.Effect) -> None:
+        self.core.wanted += [ev.Ask(TOKEN, asked), *others]
         self.post.put(ev.Tick())
 
     async def hears(self, kind: type[Any]) -> Any:
@@ -129,6 +132,13 @@ class Node:
             return next((event for event in self.core.heard if isinstance(event, kind)), None)
 
         return await until(found, kind.__name__)
+
+    async def answer(self, kind: type[Any]) -> Any:
+        """What came of the effect that was asked for: something of this kind."""
+        answered = await self.hears(ev.Answered)
+        self.core.heard.remove(answered)
+        assert answered.token == TOKEN and isinstance(answered.answer, kind), answered
+        return answered.answer
 
     def payload(self, value: float) -> bytearray:
         return codec("int8").encode(torch.full((self.run.layouts[0].numel,), value))
@@ -148,10 +158,8 @@ class Node:
 
     async def partial(self, *below: int, first: int = 0, last: int = len(WORK)) -> ev.PartialMerged:
         """Add up contributions and tickets of partials."""
-        self.core.heard.clear()
-        self.want(ev.MergePartial(0, GROUP, 5, self.inputs(first, last), tuple(map(self.summed, below))))
-        merged: ev.PartialMerged = await self.hears(ev.PartialMerged)
-        assert (merged.fragment, merged.group, merged.attempt) == (0, GROUP, 5)
+        self.want(ev.MergePartial(0, self.inputs(first, last), tuple(map(self.summed, below))))
+        merged: ev.PartialMerged = await self.answer(ev.PartialMerged)
         return merged
 
     def label(self, payload: Any, last: int = len(WORK), **changes: Any) -> SignedPartial:
@@ -171,10 +179,9 @@ class Node:
         return SignedPartial(msgspec.structs.replace(honest, **changes), b"")
 
     def offer(self, to: Node, signed: SignedPartial, payload: Any) -> None:
-        self.core.heard.clear()
         ticket = self.tickets.put(payload)
         # Released in the same breath: the stream must not depend on the ticket.
-        self.want(ev.Offer(to.peer, signed, ticket, 5), ev.Release(ticket))
+        self.want(ev.Offer(to.peer, signed, ticket), ev.Release(ticket))
 
 
 @pytest.fixture
@@ -195,12 +202,10 @@ async def nodes(tmp_path: Path) -> Any:
 async def test_whose_contribution_was_cut_is_told(nodes: list[Node]) -> None:
     node = nodes[0]
     limits = MergeLimits(most_tokens=1 << 40, longest=1.5 * math.sqrt(node.run.layouts[0].numel))
-    node.want(
-        ev.Merge(0, 1, 1, node.inputs(), (), 24, limits),
-        ev.MergePartial(0, GROUP, 5, node.inputs(), (), limits),
-    )
-    for kind in (ev.Merged, ev.PartialMerged):
-        assert (await node.hears(kind)).cut == ("learner 2",)
+    node.want(ev.Merge(0, 1, node.inputs(), (), 24, limits))
+    assert (await node.answer(ev.Merged)).cut == ("learner 2",)
+    node.want(ev.MergePartial(0, node.inputs(), (), limits))
+    assert (await node.answer(ev.PartialMerged)).cut == ("learner 2",)
 
 
 async def test_partials_of_two_levels_arrive_and_merge_like_everything_at_once(nodes: list[Node]) -> None:
@@ -211,22 +216,21 @@ async def test_partials_of_two_levels_arrive_and_merge_like_everything_at_once(n
     assert merged.payload_bytes == len(payload) == partial_bytes(leaf.run.layouts[0])
     assert merged.payload_digest == content_digest(payload)
     leaf.offer(root, leaf.label(payload, last=2), payload)
-    answered = await leaf.hears(ev.OfferAnswered)
-    assert (answered.offer.peer, answered.offer.attempt) == (root.peer, 5)
+    answered = await leaf.answer(ev.OfferAnswered)
     assert (answered.verdict, answered.head) == (Verdict.IN_ROUND, HEAD)
     received = await root.hears(ev.PayloadReceived)
     assert root.transfers.bytes_in == leaf.transfers.bytes_out == len(payload)
     assert leaf.meters.uplink.own._total_bytes() == len(payload)
     assert root.meters.uplink.own._total_bytes() == 0
 
-    root.want(ev.Merge(0, 1, 1, root.inputs(2, 3), (root.summed(received.ticket),), 24))
-    grouped = await root.hears(ev.Merged)
-    leaf.want(ev.Merge(0, 1, 1, leaf.inputs(), (), 24))
-    flat = await leaf.hears(ev.Merged)
+    root.want(ev.Merge(0, 1, root.inputs(2, 3), (root.summed(received.ticket),), 24))
+    grouped = await root.answer(ev.Merged)
+    leaf.want(ev.Merge(0, 1, leaf.inputs(), (), 24))
+    flat = await leaf.answer(ev.Merged)
     numel = leaf.run.layouts[0].numel
     updates = [torch.empty(numel), torch.empty(numel)]
-    for node, event, out in zip((root, leaf), (grouped, flat), updates, strict=True):
-        codec("int8").decode(node.tickets.get(event.ticket), out)
+    for node, answer, out in zip((root, leaf), (grouped, flat), updates, strict=True):
+        codec("int8").decode(node.tickets.get(answer.ticket), out)
     torch.testing.assert_close(*updates, rtol=1e-4, atol=1e-4)
 
 
@@ -236,7 +240,7 @@ async def test_a_partial_that_is_refused_on_sight_costs_no_payload(nodes: list[N
     payload = leaf.tickets.get(merged.ticket)
     root.core.refuses = Verdict.NOT_SYNCER
     leaf.offer(root, leaf.label(payload), payload)
-    answered = await leaf.hears(ev.OfferAnswered)
+    answered = await leaf.answer(ev.OfferAnswered)
     assert (answered.verdict, answered.head) == (Verdict.NOT_SYNCER, HEAD)
     assert root.transfers.bytes_in == leaf.transfers.bytes_out == 0 and not root.transport.refusals
 
@@ -272,7 +276,7 @@ async def test_a_payload_that_belies_its_label_is_refused_with_the_reason(
     merged = await leaf.partial()
     signed, sent = make(leaf, leaf.tickets.get(merged.ticket))
     leaf.offer(root, signed, sent)
-    answered = await leaf.hears(ev.OfferAnswered)
+    answered = await leaf.answer(ev.OfferAnswered)
     assert answered.verdict.value == reason
     assert (await root.hears(ev.PayloadBroken)).verdict is answered.verdict
     assert len(root.tickets) == 0 and root.transfers.pushes_in._arriving_bytes == 0
@@ -293,7 +297,7 @@ async def test_a_size_that_no_partial_has_is_refused_unread_and_counted(
     merged = await leaf.partial()
     payload = leaf.tickets.get(merged.ticket)
     leaf.offer(root, leaf.label(payload, **changes), payload)
-    await leaf.hears(ev.OfferUndelivered)
+    await leaf.answer(ev.Undone)
     await until(lambda: root.transport.refusals == {reason: 1}, "it is counted")
     assert not root.core.heard
 
@@ -311,7 +315,7 @@ async def test_a_cut_in_the_middle_leaves_nothing_behind(
 
     monkeypatch.setattr(arrivals._PushSink, "write", cut)
     leaf.offer(root, leaf.label(payload), payload)
-    assert (await leaf.hears(ev.OfferUndelivered)).offer.attempt == 5
+    await leaf.answer(ev.Undone)
     assert (await root.hears(ev.PayloadBroken)).verdict is Verdict.CUT
     assert root.transfers.pushes_in._arriving_bytes == 0 and len(root.tickets) == 0
 
@@ -324,7 +328,7 @@ async def test_what_is_arriving_has_one_budget(nodes: list[Node], monkeypatch: p
     monkeypatch.setattr(arrivals, "MAX_ARRIVING_BYTES", len(payload) + 10)
     root.transfers.pushes_in._arriving_bytes = 11
     leaf.offer(root, leaf.label(payload), payload)
-    answered = await leaf.hears(ev.OfferAnswered)
+    answered = await leaf.answer(ev.OfferAnswered)
     assert (answered.verdict, answered.head) == (Verdict.BUSY, None)
 
 
@@ -332,12 +336,12 @@ async def test_a_merge_with_an_unusable_partial_fails_and_the_worker_goes_on(nod
     leaf, root = nodes
     merged = await leaf.partial()
     bad = root.tickets.put(poisoned(bytearray(leaf.tickets.get(merged.ticket))))
-    root.want(ev.MergePartial(0, GROUP, 9, root.inputs(), (root.summed(bad),)))
-    failed = await root.hears(ev.PartialFailed)
-    assert (failed.fragment, failed.group, failed.attempt) == (0, GROUP, 9) and "non-finite" in failed.reason
+    root.want(ev.MergePartial(0, root.inputs(), (root.summed(bad),)))
+    failed = await root.answer(ev.Undone)
+    assert "non-finite" in failed.reason
     assert failed.unusable == ((bad, Verdict.NON_FINITE),), "not our own inputs"
-    root.want(ev.Merge(0, 1, 1, (), (root.summed(bad),), 24))
-    assert "non-finite" in (await root.hears(ev.MergeFailed)).reason
+    root.want(ev.Merge(0, 1, (), (root.summed(bad),), 24))
+    assert "non-finite" in (await root.answer(ev.Undone)).reason
     assert await root.partial()
 
 

@@ -20,7 +20,7 @@ from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.events import Combine, Combined, CombineFailed, Event, Spill
+from p2pdiloco.core.api.events import Combine, Combined, Spill, Undone
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Contributor, Stamp
 from p2pdiloco.daemon import driver
@@ -73,9 +73,7 @@ class Rig:
         vault = Vault(LAYOUTS, OuterSection(), 24, codec_name, "int8")
         self.exchange = Exchange.create(LAYOUTS)
         self.compute = Compute(vault, self.exchange)
-        self.told: list[Event] = []
-        files = KeptFiles(folder, self.disk)
-        self.kept = KeptPayloads(files, self.tickets, self.compute, self.io, self.told.append)
+        self.kept = KeptPayloads(KeptFiles(folder, self.disk), self.tickets, self.compute, self.io)
 
     def add(self, seed: int) -> tuple[int, torch.Tensor]:
         """An encoded contribution, and what it decodes to."""
@@ -93,10 +91,9 @@ class Rig:
         assert writing is not None, "there is no room in memory"
         return writing
 
-    async def combine(self, *tickets: int) -> Event:
-        effect = Combine(0, 7, tickets)
-        await self.kept.run_combine(effect, self.kept.sources(effect))
-        return self.told.pop()
+    async def combine(self, *tickets: int) -> Combined | Undone:
+        effect = Combine(0, tickets)
+        return await self.kept.run_combine(effect, self.kept.sources(effect))
 
     async def disk_is_done(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self.io, int)
@@ -121,10 +118,10 @@ async def test_the_sum_of_what_is_on_the_disk_and_what_is_not(rig: Rig) -> None:
     assert len(rig.tickets) == 1 and len(list(rig.folder.iterdir())) == 3
     with pytest.raises(InvariantViolation):
         rig.tickets.get(parts[0][0])
-    event = await rig.combine(*(ticket for ticket, _ in parts))
-    assert isinstance(event, Combined) and (event.fragment, event.attempt) == (0, 7)
-    payload = rig.tickets.get(event.ticket)
-    assert event.payload_digest == content_digest(payload) and event.payload_bytes == len(payload)
+    answer = await rig.combine(*(ticket for ticket, _ in parts))
+    assert isinstance(answer, Combined)
+    payload = rig.tickets.get(answer.ticket)
+    assert answer.payload_digest == content_digest(payload) and answer.payload_bytes == len(payload)
     wanted = sum((values for _, values in parts), torch.zeros(NUMEL))
     tolerance = 1e-6 if rig.codec.name == "fp32" else wanted.abs().max().item() / 200
     assert torch.allclose(rig.decoded(payload), wanted, atol=tolerance)
@@ -145,9 +142,9 @@ async def test_one_alone_is_sent_again_bit_by_bit(rig: Rig) -> None:
     ticket, _ = rig.add(1)
     before = bytes(rig.tickets.get(ticket))
     await rig.spill(Spill(0, ticket))
-    event = await rig.combine(ticket)
-    assert isinstance(event, Combined) and event.ticket != ticket
-    assert bytes(rig.tickets.get(event.ticket)) == before
+    answer = await rig.combine(ticket)
+    assert isinstance(answer, Combined) and answer.ticket != ticket
+    assert bytes(rig.tickets.get(answer.ticket)) == before
 
 
 async def test_what_is_released_leaves_the_disk(rig: Rig) -> None:
@@ -170,9 +167,9 @@ async def test_on_a_full_disk_it_stays_in_memory(rig: Rig) -> None:
     rig.disk.full = True
     await rig.spill(Spill(0, ticket))
     assert not list(rig.folder.iterdir())
-    event = await rig.combine(ticket)
-    assert isinstance(event, Combined)
-    assert torch.equal(rig.decoded(rig.tickets.get(event.ticket)), values)
+    answer = await rig.combine(ticket)
+    assert isinstance(answer, Combined)
+    assert torch.equal(rig.decoded(rig.tickets.get(answer.ticket)), values)
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed"])
@@ -185,8 +182,7 @@ async def test_what_cannot_be_read_back_is_told(rig: Rig, damage: str) -> None:
     path.write_bytes(content)
     if damage == "gone":
         path.unlink()
-    event = await rig.combine(first, second)
-    assert isinstance(event, CombineFailed) and (event.fragment, event.attempt) == (0, 7)
+    assert isinstance(await rig.combine(first, second), Undone)
 
 
 async def test_a_new_process_finds_an_empty_folder(rig: Rig) -> None:
@@ -310,12 +306,12 @@ async def test_what_cannot_be_fetched_for_want_of_memory_is_fetched_later(tmp_pa
 
 
 class Merger:
-    """The worker, and what it told the core."""
+    """The worker, and what it told the core unasked."""
 
     def __init__(self, folder: Path) -> None:
         run, vault = open_run(signed_run(folder).signed, Identity.generate())
         self.compute, self.tickets = Compute(vault, None), Tickets()
-        self.heard: list[Any] = []
+        self.heard: list[ev.Event] = []
         self.damages = False
         """True: an update is damaged here before it is applied."""
         self._merging = Merging(self.compute, self.tickets, self.heard.append)
@@ -331,21 +327,17 @@ class Merger:
         digest = digest_of(self.tickets.payload(ticket))
         return ev.MergeInput(Contributor("p1", Stamp(1, 1), 40, 4, payload_digest=digest), ticket)
 
-    async def merge(self, *inputs: ev.MergeInput) -> ev.Merged | ev.MergeFailed:
-        await self._merging.merge(ev.Merge(0, 1, 1, inputs, (), 24))
-        return self.heard.pop()  # type: ignore[no-any-return]
+    async def merge(self, *inputs: ev.MergeInput) -> ev.Merged | ev.Undone:
+        return await self._merging.merge(ev.Merge(0, 1, inputs, (), 24))
 
-    async def merge_partial(self, *inputs: ev.MergeInput) -> ev.PartialMerged | ev.PartialFailed:
-        await self._merging.merge_partial(ev.MergePartial(0, "g", 1, inputs, ()))
-        return self.heard.pop()  # type: ignore[no-any-return]
+    async def merge_partial(self, *inputs: ev.MergeInput) -> ev.PartialMerged | ev.Undone:
+        return await self._merging.merge_partial(ev.MergePartial(0, inputs, ()))
 
     async def apply(self, update: int, own: int | None, stated: bytes = b"") -> ev.UpdateApplied:
         digest = digest_of(self.tickets.payload(update))
         if self.damages:
             self.tickets.get(update)[-1] ^= 1  # type: ignore[index]
-        await self._merging.apply(ev.ApplyUpdate(0, 1, update, 24, None, own, stated, digest))
-        applied: ev.UpdateApplied = self.heard.pop()
-        return applied
+        return await self._merging.apply(ev.ApplyUpdate(0, 1, update, 24, None, own, stated, digest))
 
 
 @pytest.fixture
@@ -378,7 +370,7 @@ async def test_nothing_is_merged_that_was_damaged_here_since_it_came(merger: Mer
     whole, damaged = merger.input(0.5), merger.input(0.25)
     merger.tickets.get(damaged.ticket)[-1] ^= 1  # type: ignore[index]
     for failed in (await merger.merge(whole, damaged), await merger.merge_partial(whole, damaged)):
-        assert isinstance(failed, ev.MergeFailed | ev.PartialFailed)
+        assert isinstance(failed, ev.Undone)
         assert failed.unusable == ((damaged.ticket, Verdict.DAMAGED),)
     await merger._merging.drop_spare(ev.DropSpare(0))
     assert isinstance(await merger.merge(whole), ev.Merged)
@@ -432,7 +424,7 @@ async def test_nothing_is_published_over_a_state_that_was_damaged_here(merger: M
     whole = theta[0].clone()
     theta[0] += 1
     failed = await merger.merge(merger.input(0.5))
-    assert isinstance(failed, ev.MergeFailed) and not failed.unusable
+    assert isinstance(failed, ev.Undone) and not failed.unusable
     assert "damaged in memory" in failed.reason
     await merger._merging.drop_spare(ev.DropSpare(0))
     theta[0] = whole
