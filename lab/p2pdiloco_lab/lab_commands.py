@@ -30,6 +30,7 @@ MIX_NAMES = (
     "liars",
     "old",
     "partition",
+    "quiet",
     "storm",
     "strangers",
     "usurpers",

@@ -94,6 +94,8 @@ class Mix:
     """True: these sign versions without an office (`sim_usurper`)."""
     crowd: int = 0
     """Number of identities of one process that join, at most (`sim_crowd.Crowd`)."""
+    quiet: bool = False
+    """True: all members but a few sleep for a while, and some of those awake forge states (`draw_quiet`)."""
     old: bool = False
     """True: the run is older than its founding when the world begins (`sim_disk.Past`)."""
 
@@ -177,9 +179,13 @@ MIXES["crowd"] = dataclasses.replace(MIXES["liars"], crash=0.1, perjurers=0, cro
 """Young and old runs, open and by invite, that a crowd joins."""
 LEAST_CROWD, CROWD_S = 3, 30.0
 """Fewest identities of a crowd, and the time by which such worlds are longer: they need many versions."""
+MIXES["quiet"] = dataclasses.replace(MIXES["calm"], quiet=True)
+MOST_AWAKE = 3
 OLD_WEATHERS = "churn", "datacentre", "partition", "storm"
 CROSSING_S = 0.02
-DRAWN = tuple(sorted(name for name, mix in MIXES.items() if not (mix.strangers or mix.perjurers)))
+DRAWN = tuple(
+    sorted(name for name, mix in MIXES.items() if not (mix.strangers or mix.perjurers or mix.quiet))
+)
 """Mixes of seeds for which none is named."""
 
 
@@ -229,6 +235,12 @@ class WorldPlan:
     crowd: CrowdKind | None = None
     riders: int = 0
     """Identities of one process that join beside `nodes`."""
+    seated_riders: tuple[str, ...] = ()
+    """Nodes that are the crowd, in place of such."""
+    sleeps_s: float = math.inf
+    """Time at which all of `wakes_s` go."""
+    wakes_s: tuple[tuple[str, float], ...] = ()
+    """Nodes that sleep, and until when each does."""
     crowd_from_s: float = 10.0
     papers: PaperKind | None = None
     """None: every node has a founding seat. Else few have one, and the others get theirs by papers."""
@@ -305,6 +317,31 @@ def draw_hidden(seed: int, peers: list[str]) -> tuple[str, ...]:
 
 SURE = "n0"
 """Node that has a seat in every world, and that is there for good where few have one."""
+
+
+def draw_quiet(plan: WorldPlan) -> WorldPlan:
+    """Draw who is awake in a quiet hour, and who of these lies: nobody, or some of them. The others come back
+    one by one, or together."""
+    rng = random_stream(plan.seed, "quiet hour")
+    peers = [spec.peer for spec in plan.nodes]
+    awake = peers[len(peers) - rng.randint(2, MOST_AWAKE) :]
+    liars = rng.choice([0, rng.randint(1, len(awake) - 1)])
+    sleeps_s = rng.uniform(20.0, 30.0)
+    wakes_s, gap_s = sleeps_s + rng.uniform(20.0, 30.0), rng.choice([0.0, 4.0])
+    asleep = [peer for peer in peers if peer not in awake]
+    wakes = tuple((peer, wakes_s + gap_s * place) for place, peer in enumerate(asleep))
+    return dataclasses.replace(
+        plan,
+        faults=False,
+        crowd=CrowdKind.FORGES if liars else None,
+        seated_riders=tuple(awake[len(awake) - liars :]),
+        crowd_from_s=sleeps_s + 5.0,
+        sleeps_s=sleeps_s,
+        wakes_s=wakes,
+        faults_until_s=wakes[-1][1] + 10.0,
+    )
+
+
 PAPERS_SHARE, UNSEATED_SHARE = 1 / 3, 0.4
 """Shares of the worlds with papers among the ordinary ones, and of those of them in which a seat ends."""
 
@@ -415,7 +452,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     name = mix_name or drawn_mix
     mix = draw_weather(seed, name)
     drawn_nodes = rng.randint(1, 8)
-    count = nodes or max(drawn_nodes, 4 * (mix.old or mix.crowd > 0))
+    count = nodes or max(drawn_nodes, 4 * (mix.old or mix.crowd > 0), 6 * mix.quiet)
     round_s = rng.uniform(1.0, 5.0)
     # A syncer uploads every update to all others: at most a third of the slowest uplink.
     budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
@@ -428,7 +465,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     # A liar that hides its updates withholds them, too.
     withholds = bool(mix.perjurers) and (mix.old or one_withholds(seed))
     # Of two groups' syncers one that withholds is no minority. Tests have liars in groups.
-    if not mix.crowd and not (mix.perjurers and (mix.old or config.audited)):
+    if not (mix.crowd or mix.quiet) and not (mix.perjurers and (mix.old or config.audited)):
         config = draw_groups(seed, config, count)
     if not mix.strangers:  # in half of the worlds an owner lets members in
         config = replace(config, admits=random_stream(seed, "admission").random() < 0.5)
@@ -452,7 +489,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     if thin > 1.0:  # there and back
         slowest_round_s += 2 * max(config.max_payload_bytes) / mix.bandwidth_bytes_s[0]
     # Where only liars can be dialled, there is no swarm without them.
-    one_group = count + MAX_JOINS <= config.group_size and not mix.perjurers
+    one_group = count + MAX_JOINS <= config.group_size and not (mix.perjurers or mix.quiet)
     crowd = random_stream(seed, "crowd")
     plan = WorldPlan(
         seed=seed,
@@ -469,6 +506,8 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         crowd=list(CrowdKind)[seed % len(CrowdKind)] if mix.crowd else None,
         riders=crowd.randint(LEAST_CROWD, mix.crowd) if mix.crowd else 0,
     )
+    if mix.quiet:
+        return draw_quiet(plan)
     ordinary = name in DRAWN and not mix.crowd
     # Calm worlds of so many nodes are what worlds made by hand begin with: there all have seats.
     return draw_papers(plan) if ordinary and not (mix.calm and nodes) else plan

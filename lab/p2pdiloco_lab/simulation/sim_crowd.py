@@ -130,7 +130,8 @@ class Crowd:
     def __init__(self, world: World, kind: CrowdKind) -> None:
         plan = world.plan
         self.kind, self.fragments = kind, plan.config.fragments
-        self.riders = {f"c{place}": Rider(self, f"c{place}", place) for place in range(plan.riders)}
+        peers = plan.seated_riders or tuple(f"c{place}" for place in range(plan.riders))
+        self.riders = {peer: Rider(self, peer, place) for place, peer in enumerate(peers)}
         self.struck = False
         """True: they do what their kind says."""
         self._world = world
@@ -145,6 +146,9 @@ class Crowd:
     def join(self) -> None:
         """Let all of them come, within a moment of each other; they pretend to be as fast as the fastest."""
         world, plan = self._world, self._world.plan
+        world.clock.at(plan.crowd_from_s, self._look)
+        if plan.seated_riders:
+            return
         rng = random_stream(plan.seed, "crowd of identities")
         step_s = min(spec.step_time_s for spec in plan.nodes)
         for place, peer in enumerate(self.riders):
@@ -153,7 +157,6 @@ class Crowd:
             world.clock.at(plan.crowd_from_s + 0.1 * place, world.launch, spec)
             if self.kind is CrowdKind.CLAIMS:
                 world.bulk.liars[peer] = Claimer(plan.config, rng)
-        world.clock.at(plan.crowd_from_s, self._look)
 
     # --- when they strike ----------------------------------------------------------------------------
 

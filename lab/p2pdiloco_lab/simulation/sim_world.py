@@ -135,6 +135,8 @@ class World:
             self._begin_with(self.past)
         if self.crowd is not None:
             self.crowd.join()
+        for peer, at_s in plan.wakes_s:
+            self.clock.at(plan.sleeps_s, self._sleep, peer, at_s - plan.sleeps_s)
         self.faults = Faults(self, plan)
         self.strangers = [Stranger(self, number) for number in range(plan.mix.strangers)]
         for spec in plan.nodes[-plan.mix.liars :] if len(plan.nodes) >= 3 * plan.mix.liars > 0 else ():
@@ -200,6 +202,12 @@ class World:
             self.gone.add(host.peer)
         else:
             self.clock.after(back_in_s, self.launch, host.spec)
+
+    def _sleep(self, peer: str, for_s: float) -> None:
+        host = self.hosts.get(peer)
+        if host is not None:
+            self.trace.decision(self.clock.now, peer, f"sleeps for {for_s:.1f} s")
+            self.crash(host, for_s)
 
     def later_left(self, host: Host) -> None:
         """A node says that it has left: its process ends after this event."""
@@ -340,7 +348,7 @@ class World:
 
     def _check_end(self) -> None:
         now = self.clock.now
-        if self.crowd is not None:
+        if self.crowd is not None and not self.plan.seated_riders:
             self.crowd.check_tokens()
         for transfer in self.bulk.open.values():
             receiver = transfer.receiver

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sim_kit import Commits, calm_plan
 
 from p2pdiloco.core import chain
-from p2pdiloco_lab.simulation.seed_plan import WorldPlan
+from p2pdiloco_lab.simulation.seed_plan import WorldPlan, draw_plan
 from p2pdiloco_lab.simulation.seed_report import SeedResult
 from p2pdiloco_lab.simulation.sim_world import World, run_seed
 
@@ -27,6 +27,22 @@ def plan_of(nodes: int, until_s: float, quorum: int = 2, **changes: object) -> W
 def test_every_version_beside_usurpers_is_of_an_office(seed: int) -> None:
     result = run_seed(seed, "usurpers")
     given(result.violation in ("", "authority") and not result.stuck, result.detail or result.stuck)
+    assert not result.violation
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_few_have_learned_in_a_quiet_hour_is_everybodys_afterwards(seed: int) -> None:
+    given(not draw_plan(seed, "quiet").seated_riders, "somebody lies")
+    result = run_seed(seed, "quiet")
+    assert result.ok, result.detail or result.stuck
+
+
+@known_flaw("where fewer than three seats are awake, one believes another about a state")
+@pytest.mark.parametrize("seed", [4, 5])
+def test_nobody_takes_what_liars_forged_in_a_quiet_hour(seed: int) -> None:
+    given(draw_plan(seed, "quiet").seated_riders, "nobody lies")
+    result = run_seed(seed, "quiet")
+    given(result.violation in ("", "kept") and not result.stuck, result.detail or result.stuck)
     assert not result.violation
 
 
