@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 
@@ -13,6 +14,7 @@ from sim_kit import Commits, calm_plan
 from p2pdiloco.core import chain
 from p2pdiloco_lab.simulation.seed_plan import WorldPlan, draw_plan
 from p2pdiloco_lab.simulation.seed_report import SeedResult
+from p2pdiloco_lab.simulation.sim_disk import Disk
 from p2pdiloco_lab.simulation.sim_world import World, run_seed
 
 
@@ -44,6 +46,22 @@ def test_nobody_takes_what_liars_forged_in_a_quiet_hour(seed: int) -> None:
     result = run_seed(seed, "quiet")
     given(result.violation in ("", "kept") and not result.stuck, result.detail or result.stuck)
     assert not result.violation
+
+
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_a_node_that_is_restored_from_a_copy_of_its_disk_contradicts_itself_in_nothing(nodes: int) -> None:
+    """All that it did since the copy is gone, time and again."""
+    world, peer = World(plan_of(nodes, until_s=50.0, quorum=1, term_versions=2)), "n1"
+    copies: list[Disk] = []
+    world.clock.at(20.0, lambda: copies.append(copy.deepcopy(world.disk_of(peer))))
+    for at_s in range(22, 48, 3):
+        world.clock.at(at_s, lambda: restore(world, peer, copies[0]))
+    assert outcome(world.run()) == "ok"
+
+
+def restore(world: World, peer: str, kept: Disk) -> None:
+    world.crash(world.hosts[peer], back_in_s=0.5)
+    world._disks[peer] = copy.deepcopy(kept)
 
 
 Sides = tuple[tuple[str, ...], ...]
