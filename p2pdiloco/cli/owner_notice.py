@@ -416,8 +416,9 @@ class InviteEnd(Struct, frozen=True):
         key = owned.key_of(word)
         return cls(key, owned.names.get(key), yes, leaves)
 
-    async def agree(self, _notice: Notice, _reached: ReachedPeers) -> None:
+    async def agree(self, notice: Notice, reached: ReachedPeers) -> None:
         """Show what is meant, and ask whoever sits at a terminal. Raises: UserError (it is not to be)."""
+        self.make(notice, reached)
         called = f"called {clean(self.name)}" if self.name else "without a name"
         verb, does = "revoke", "everybody who came with it is put out, and their seats end"
         if self.leaves:
@@ -589,7 +590,7 @@ async def _give(
 
 async def _newest(owned: Ownership, transport: Transport, peers: Iterable[str]) -> Notice:
     """Find the newest notice: the owner may have used another folder, and this one while peers are asked."""
-    newest = Notice(owned.run, 0)
+    newest = owned.notice or Notice(owned.run, 0)
     for peer in peers:
         answer = await ask(transport, peer, NoticeQuery(owned.run, newest.sequence), NoticeAnswer)
         theirs = answer.notice if answer is not None else None

@@ -219,13 +219,12 @@ class ContributionQueue:
     def send(self, pending: Pending, syncer: str, now: float) -> None:
         """Stream a contribution to another peer."""
         signed = self.offer(pending, syncer, now)
-        offer = Offer(syncer, signed, pending.ready.ticket)
-        self._shared.out.ask(offer, partial(self._answered, pending, syncer), self._fragment)
+        pending.offer = offer = Offer(syncer, signed, pending.ready.ticket)
+        self._shared.out.ask(offer, partial(self._answered, pending, offer), self._fragment)
 
-    def _answered(self, pending: Pending, syncer: str, answer: OfferAnswered | Undone, now: float) -> None:
+    def _answered(self, pending: Pending, offer: Offer, answer: OfferAnswered | Undone, now: float) -> None:
         """Take in the syncer's word, unless the contribution is not with it any more."""
-        under_way = pending in self._queue and pending.state is SendState.OFFERED
-        if not under_way or pending.peer != syncer:
+        if pending not in self._queue or pending.offer is not offer:
             return
         if isinstance(answer, Undone):
             pending.undelivered(now, self._shared.timing.retry_s)
@@ -238,7 +237,7 @@ class ContributionQueue:
             "contribution",
             self._fragment,
             f"refused: {answer.verdict}",
-            syncer=syncer,
+            syncer=offer.peer,
             stamp=pending.stamp.sequence,
         )
         self.refused(pending, answer.verdict, now)

@@ -83,6 +83,7 @@ class Delegate:
         self._level = level
         self._hierarchy = hierarchy
         self._job: Job | None = None
+        """Newest job: another chain of the same length may have ended the one before it."""
         self.partial: Partial | None = None
         self._round_s = MovingAverage()
 
@@ -172,16 +173,16 @@ class Delegate:
         signed = SignedPartial(header, shared.sign("partial", header))
         partial.offered(syncer, now)
         if syncer != shared.me:
-            heard = functools.partial(self._answered, partial, syncer)
-            shared.out.ask(Offer(syncer, signed, partial.ticket), heard, self._fragment)
+            partial.offer = offer = Offer(syncer, signed, partial.ticket)
+            shared.out.ask(offer, functools.partial(self._answered, partial, offer), self._fragment)
         elif self._hierarchy.hand_up(self._level, signed, partial.ticket, now).taken:
             self._accepted(partial, now)
         else:
             partial.retry(now, shared.timing.retry_s)
 
-    def _answered(self, partial: Partial, syncer: str, answer: OfferAnswered | Undone, now: float) -> None:
+    def _answered(self, partial: Partial, offer: Offer, answer: OfferAnswered | Undone, now: float) -> None:
         """Take in the word of the syncer above, unless the partial is not with it any more."""
-        if partial is not self.partial or (partial.peer, partial.state) != (syncer, SendState.OFFERED):
+        if partial is not self.partial or partial.offer is not offer:
             return
         if isinstance(answer, Undone):
             partial.retry(now, self._shared.timing.retry_s)
@@ -190,7 +191,7 @@ class Delegate:
             self._accepted(partial, now)
             return
         words = f"refused: {answer.verdict}"
-        self._shared.out.record("partial", self._fragment, words, syncer=syncer, group=self._group)
+        self._shared.out.record("partial", self._fragment, words, syncer=offer.peer, group=self._group)
         office = self._above
         again = answer.verdict.then is Then.DOUBT and partial.attempts > 1
         if again and office is not None and partial.peer == office.syncer:
@@ -234,7 +235,6 @@ class Delegate:
 
     def withdraw(self, now: float) -> bool:
         """Forget the partial: the office is lost, and learners send to our successor."""
-        self._job = None
         self._drop()
         return True
 

@@ -17,6 +17,7 @@ from p2pdiloco.core.api.events import (
     Combined,
     ContributionReady,
     DiscardContribution,
+    Offer,
     Spill,
     Undone,
 )
@@ -94,6 +95,8 @@ class Underway:
         self.deadline_s = 0.0
         self.offered_s = 0.0
         """Time at which it was offered last."""
+        self.offer: Offer | None = None
+        """Offer that is on its way; an earlier one's answer says nothing of it."""
 
     @property
     def state(self) -> SendState:
@@ -119,6 +122,7 @@ class Underway:
     def accepted(self) -> None:
         """Note that the syncer has it."""
         self._machine.go(SendSignal.ACCEPT)
+        self.offer = None
 
     def wait_until(self, deadline_s: float) -> None:
         """Expect a version that contains it by then."""
@@ -135,6 +139,7 @@ class Underway:
 
     def retry(self, now: float, pause_s: float = 0.0) -> None:
         """Send it again: at once, or after a pause that grows with the attempts."""
+        self.offer = None
         if self._machine.may(SendSignal.RETRY):
             self._machine.go(SendSignal.RETRY)
         self.retry_at_s = now + backoff_s(pause_s, self.attempts) if pause_s else now

@@ -343,16 +343,17 @@ class Round:
         self._asked_all, self._due = True, False
         self._machine.go(RoundSignal.CALLED)
         self._calls.end_last(now)
-        self._call("we leave, nobody else stands", max(0.0, self._shared.gather_until_s - now), now)
+        grace_s = max(0.0, self._shared.gather_until_s - now)
+        self._call("we leave, nobody else stands", grace_s, now, everybody=True)
         self.poll(now)
         return True
 
     def _pass_to(self, peer: str, call: Closing, now: float) -> None:
         self._hierarchy.pass_up(peer, Pass(call.group, call.fragment, call.term, call.number), now)
 
-    def _call(self, reason: str, grace_s: float, now: float) -> None:
+    def _call(self, reason: str, grace_s: float, now: float, everybody: bool = False) -> None:
         shared, number = self._shared, self._chain.head.number + 1
-        self._attendance.begin()
+        self._attendance.begin(everybody)
         missing = self._attendance.missing(now)
         self._window.open(grace_s, now)
         self._calls.called(missing, number, now)
@@ -493,15 +494,18 @@ class Attendance:
         self._inbox = inbox
         self._passed: set[str] = set()
         """Children that have nothing to send this time."""
+        self._everybody = False
         self._in_vain: BoundedDict[str, int] = BoundedDict(MAX_IN_VAIN)
         """Children that were waited for in vain, and how often in a row."""
 
-    def begin(self) -> None:
-        """Count anew, for another round."""
+    def begin(self, everybody: bool = False) -> None:
+        """Count anew, for another round. `everybody`: it waits for all that say that they learn."""
         self._passed.clear()
+        self._everybody = everybody
 
     def passes(self, child: str) -> None:
-        """Note that a child has nothing to send this time. A newcomer's words do not say that it will."""
+        """Note that a child has nothing to send this time. If nothing of it was merged lately, that does not
+        say that it ever will."""
         self._passed.add(child)
         if not self._electorate.newcomer(child):
             self._in_vain.pop(child, None)
@@ -533,7 +537,9 @@ class Attendance:
         coming = [
             held.child for held in self._inbox.starting()
         ]  # also whose heartbeats its upload keeps back
-        expected = [child for child in self._electorate.expected(now) if self._inbox.awaits(child, now)]
+        expected = self._electorate.expected(now)
+        if not self._everybody:
+            expected = [child for child in expected if self._inbox.awaits(child, now)]
         if self._in_vain:
             expected = [child for child in expected if not self._ghost(child)]
         return [child for child in dict.fromkeys([*expected, *coming]) if child not in have]
@@ -573,7 +579,7 @@ class ClosingCalls:
         self._electorate = electorate
         self._level = level
         self._answer_time = shared.answer_time(level)
-        self._newcomers = Laggards(shared)
+        self._laggards = Laggards(shared)
         self._out: set[str] = set()
         self._sent_s = 0.0
         self._number = 0
@@ -650,7 +656,7 @@ class ClosingCalls:
         heads = {peer: view.head(peer, chain.header.fragment) for peer in stay}
         if any(named is not None and named.number >= head for named in heads.values()):
             return False
-        if not any([self._newcomers.waits_for(peer, named, chain) for peer, named in heads.items()]):
+        if not any([self._laggards.waits_for(peer, named, chain) for peer, named in heads.items()]):
             return False
         wait_s = ARRIVAL_INTERVALS * shared.config.inner_steps * shared.median_step_s(now)
         return now < max((held.arrived_s for held in ready), default=self._sent_s) + wait_s

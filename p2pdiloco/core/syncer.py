@@ -366,7 +366,7 @@ class LearnerInbox(Inbox):
     def _judge_place(self, header: ContributionHeader, now: float) -> Verdict | None:
         held, learner = self._held.get(header.learner), header.learner
         if held is None or not isinstance(held.header, ContributionHeader):
-            room = self._has_room(learner) or self._newcomer(learner)
+            room = self._has_room(learner) or self._place_for(learner)
             return None if room and self._in_turn(learner, now) else Verdict.FULL
         if held.header.stamp == header.stamp:
             return Verdict.ALREADY_HELD if held.ticket is not None else Verdict.IN_TRANSFER
@@ -379,7 +379,7 @@ class LearnerInbox(Inbox):
             return len(self._held) < room
         return 2 * sum(child not in seats for child in self._held) < room
 
-    def _newcomer(self, learner: str) -> Held | None:
+    def _place_for(self, learner: str) -> Held | None:
         """Find an offer on its way that gives way to that learner, which was merged before: its author never
         was, and a header costs nothing."""
         marks, seats = self._chain.marks, self._context.roster.known
@@ -408,10 +408,10 @@ class LearnerInbox(Inbox):
     def add(self, signed: SignedOffer, transfer: int, in_time: bool, now: float) -> Held:
         assert isinstance(signed, SignedContribution)
         header = signed.header
-        if not self._has_room(header.learner) and (newcomer := self._newcomer(header.learner)):
-            self.drop(newcomer)
+        if not self._has_room(header.learner) and (other := self._place_for(header.learner)):
+            self.drop(other)
         starts = in_time and header.due and header.base_number == self._chain.head.number
-        begins = starts and header.learner not in self._cut
+        begins = starts and header.learner not in self._cut and self.awaits(header.learner, now)
         parts = (signed.contributor(),)
         held = Held(header.learner, header.learner, signed, parts, transfer, starts, begins, now)
         self._held[header.learner] = held
@@ -458,7 +458,7 @@ class Admission:
         if held is not None and self._office.holding and self._inbox.fits(held):
             self._inbox.here(held, ticket, False, now)
             return held
-        refusal = Verdict.NOT_SYNCER
+        refusal = Verdict.FULL if self._office.holding else Verdict.NOT_SYNCER
         if held is not None and self._office.holding:
             # The chain changed while the payload was under way: it may contain this work already.
             refusal = Verdict.CHAIN_MOVED
@@ -503,8 +503,8 @@ class Publisher:
     """Maker of one fragment's versions: merges, signs, makes durable, and only then announces.
 
     Done by the syncer of the topmost group, which is the only one while the run fits into one group. Merging
-    happens in `daemon.payloads`. Its completion is stamped, and dropped if the chain or the office
-    moved on (docs/protocol/rounds.md, section 6).
+    happens in `daemon.driver.Merging`. What comes of it is dropped if the chain or the office moved on
+    (docs/protocol/rounds.md, section 6).
 
     Args:
         on_published: called once the chain has a version of ours more.
@@ -520,8 +520,6 @@ class Publisher:
         self._fragment = context.index
         self._chain = context.chain
         self._own = own
-        self._job: Job | None = None
-        """Job whose merge is under way."""
         self._on_published = on_published
         self._term = 0
         self._parents: set[bytes] = set()
@@ -535,7 +533,7 @@ class Publisher:
             job.round.failed("this parent has a version of ours in this term", now=job.closed_s)
             return
         self._context.spare.take()
-        self._job, making = job, MergedParts(job, self._chain.marks)
+        making = MergedParts(job, self._chain.marks)
         parts = making.listed()
         grouped = self._context.grouped
         reason = f"{len(job.held)} of {expected} " + ("groups" if grouped else "live learners")
@@ -586,7 +584,7 @@ class Publisher:
         now: float,
     ) -> None:
         """Sign the merged version, make it durable, then let it be known."""
-        wanted = job is self._job and job.round.awaits(job.term, job.number)
+        wanted = job.round.awaits(job.term, job.number)
         if isinstance(answer, Undone):
             self._drop_spare()
             self._shared.out.record("merge", self._fragment, f"failed: {answer.reason}", number=job.number)
@@ -604,6 +602,9 @@ class Publisher:
             self._not_made(answer)
             job.round.failed("no seat's work is in it", now)
             return
+        if job.term != self._term:
+            self._term, self._parents = job.term, set()
+        self._parents.add(version.header.parent)
 
         def heard(failed: Undone | None, now: float) -> None:
             if failed is None:
@@ -656,9 +657,6 @@ class Publisher:
             repairs=repairs.header.digest() if repairs is not None and merged.repaired else None,
             papers=papers,
         )
-        if job.term != self._term:
-            self._term, self._parents = job.term, set()
-        self._parents.add(head.digest)
         return SignedVersion(header, self._shared.sign("version", header))
 
     def _continuation(self, version: SignedVersion, update: Ticket, now: float) -> tuple[Effect, ...]:

@@ -79,7 +79,7 @@ class Runner:
         """Future that is done when the core counts as a full member."""
         self.departure: asyncio.Future[None] = self._loop.create_future()
         """Done once the core has left (`Left`)."""
-        self._do, self._answers = self._effects(), self._questions()
+        self._do, self._answers = self._effects(), self._answering()
         self._post.emptied_by(self._pump)
 
     def _effects(self) -> dict[type, Callable[[Any], object]]:
@@ -104,9 +104,9 @@ class Runner:
             ev.Left: lambda _effect: _happened(self.departure),
         }
 
-    def _questions(self) -> dict[type, Callable[[Any], Coroutine[Any, Any, Struct | None]]]:
-        """Ways to answer effects. Payloads are held from the call on: the core may release their tickets
-        before the work begins."""
+    def _answering(self) -> dict[type, Callable[[Any], Coroutine[Any, Any, Struct | None]]]:
+        """Ways to answer effects. Payloads that are sent or merged are held from the call on: the core may
+        release their tickets before the work begins."""
         executors, merging, transfers = self._executors, self._executors.merging, self._executors.transfers
         kept = executors.kept
         return {
@@ -181,7 +181,6 @@ class Runner:
 
     async def end_offers(self) -> None:
         """Cut what of ours is on its way: from now on nobody has more of it than the core knows."""
-        await asyncio.sleep(0)  # all of them have begun: what never ran cannot be cut
         offers = list(self._offers)
         for task in offers:
             task.cancel()

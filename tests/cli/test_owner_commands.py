@@ -190,8 +190,11 @@ def test_a_members_id_is_no_invite(tmp_path: Path, leaves: bool, seated: bool) -
     owned = own(tmp_path)
     notice = with_word(Notice(owned.run, 1), BEN, True) if seated else Notice(owned.run, 1)
     reached = ReachedPeers() if seated else ReachedPeers([], {BEN: "ben"})
+    ending = InviteEnd.of(owned, BEN, True, leaves)
     with pytest.raises(UserError, match="a member, and no invite"):
-        InviteEnd.of(owned, BEN, True, leaves).make(notice, reached)
+        ending.make(notice, reached)
+    with pytest.raises(UserError, match="a member, and no invite"):
+        asyncio.run(ending.agree(notice, reached))
 
 
 async def test_ending_an_invite_says_whom_it_concerns(

@@ -95,7 +95,7 @@ class Host:
         self.uplink = UplinkMeter(
             lambda: Meter(sent, lambda: self.local_now, least_bytes=least_bytes), disk.uplink_bits_per_s
         )
-        self._handlers, self._questions = self._effect_handlers(), self._answering()
+        self._handlers, self._answers = self._effect_handlers(), self._answering()
 
     def _effect_handlers(self) -> dict[type[ev.Effect], Callable[[Any], None]]:
         bulk = self.world.bulk
@@ -245,7 +245,7 @@ class Host:
         if isinstance(effect, ev.Ask):
             answered = partial(self._answered, effect.token)
             self._observed(effect.effect)
-            self._questions[type(effect.effect)](effect.effect, answered)
+            self._answers[type(effect.effect)](effect.effect, answered)
         else:
             self._observed(effect)
             self._handlers[type(effect)](effect)
@@ -521,13 +521,10 @@ class DiskWriter:
             self._host.tickets.update(effect.record.ticket)
         elif effect.then:  # else it is one that is only tried again: nobody hears of it
             self._host.world.watch.votes_for(self._host, effect.record)
-        self._write((effect, answer))
+        self.write((effect, answer))
 
-    def write(self, job: Checkpoint) -> None:
+    def write(self, job: tuple[Persist, Answer] | Checkpoint) -> None:
         """One more write."""
-        self._write(job)
-
-    def _write(self, job: tuple[Persist, Answer] | Checkpoint) -> None:
         self._queue.append(job)
         if len(self._queue) == 1:
             self._next()

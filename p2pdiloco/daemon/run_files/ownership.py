@@ -188,7 +188,7 @@ class Ownership:
 
     @property
     def _floor(self) -> int:
-        """Number below which our key says nothing."""
+        """Number up to which our key says nothing."""
         return RECOVERY_FROM - 1 if self.key.peer_id != self.owners[0] else 0
 
     def _next_sequence(self, newest: int = 0) -> int:

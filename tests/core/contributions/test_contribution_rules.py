@@ -167,6 +167,25 @@ def test_what_the_winner_lacks_goes_out_as_one() -> None:
     assert solo.fragment.own.idle
 
 
+def test_the_answer_to_an_earlier_offer_says_nothing_of_a_later_one_to_the_same_syncer() -> None:
+    solo = Solo(peers=("p1", "p2", "p3"))
+    solo.learn()
+    solo.elect("p1")
+    (first,) = found(solo.ready(), ev.Offer)
+    solo.elect("p2", term=2)
+    (again,) = found(solo.elect("p1", term=3), ev.Offer)
+    assert not found(solo.answer(first, ev.Undone("cut")) + solo.wait(0.5), ev.Offer)
+    assert not found(solo.answer(first_of(solo, "p2"), ev.OfferAnswered(Verdict.IN_ROUND, None)), ev.Offer)
+    solo.answer(again, ev.Undone("cut"))
+    assert found(solo.wait(1.0), ev.Offer)
+
+
+def first_of(solo: Solo, peer: str) -> ev.Offer:
+    """What was offered to that peer, and is not answered."""
+    asked = found([ask.effect for ask in solo.unanswered], ev.Offer)
+    return next(offer for offer in asked if offer.peer == peer)
+
+
 def test_new_work_waits_behind_what_is_sent_again() -> None:
     solo = alone(2)
     effects = switch(solo, branch(5, syncer="p2")[5])

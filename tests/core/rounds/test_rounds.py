@@ -406,7 +406,7 @@ def test_strangers_who_say_that_they_learn_delay_no_round() -> None:
     """Their first work is merged if it is in when a round closes; identities are free."""
     strangers = tuple(f"s{i}" for i in range(4))
     solo = syncer(peers=("p1", *strangers), founders=("me", "p1"))
-    effects = solo.offer("p1", 1) + solo.offer("s1", 2)
+    effects = header(solo, "s2", 9) + solo.offer("p1", 1) + solo.offer("s1", 2)
     assert not sent(effects, msg.Closing)
     (merge,) = found(effects, ev.Merge)
     assert [given.contributor.learner for given in merge.inputs] == ["p1"], "at once"
@@ -580,8 +580,9 @@ def test_headers_of_newcomers_give_way_to_a_guest_whose_turn_it_is() -> None:
     assert found(header(solo, "new0", 50), ev.AnswerTransfer)[0].verdict is Verdict.FULL
     assert found(header(solo, "s07", 51, **guest), ev.AcceptTransfer)
     assert found(header(solo, "new0", 52), ev.AnswerTransfer)[0].verdict is Verdict.FULL
-    left = [n for n in range(1, half + 1) if solo.fragment.round.inbox.has(f"new{n}")]
-    assert len(left) == half - 1
+    gone = [n for n in range(1, half + 1) if not solo.fragment.round.inbox.has(f"new{n}")]
+    assert len(gone) == 1
+    assert found(here(solo, gone[0]), ev.AnswerTransfer)[0].verdict is Verdict.FULL, "and no syncer's end"
 
 
 def test_a_round_calls_and_waits_for_nobody_whose_turn_it_is_not() -> None:
