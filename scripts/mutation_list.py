@@ -23,12 +23,11 @@ from p2pdiloco.core.base import Shared
 from p2pdiloco.core.capacity import VoteDisk
 from p2pdiloco.core.chain import Marks
 from p2pdiloco.core.contributions import ContributionQueue
-from p2pdiloco.core.delegate import GroupInbox
 from p2pdiloco.core.election import Office, Turn
+from p2pdiloco.core.inbox import GroupInbox, Inbox, LearnerInbox
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.pending import KeptContributions
 from p2pdiloco.core.round import Round
-from p2pdiloco.core.syncer import Inbox, LearnerInbox
 from p2pdiloco.core.voting import VoteJudge
 from p2pdiloco_lab.simulation.sim_worker import Worker
 

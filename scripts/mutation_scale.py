@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutation_kit import Patch, mutation
-from p2pdiloco.core import chain, delegate, syncer
+from p2pdiloco.core import chain, inbox
 
 
 @mutation("strangers", 4, 5, "in-scale")
@@ -19,5 +19,5 @@ def one_learner_may_be_a_whole_merge(patch: Patch) -> None:
 
 @mutation("strangers", 4, 5, "in-scale", "stuck")
 def stamps_may_be_at_their_end(patch: Patch) -> None:
-    for module in (chain, delegate, syncer):
+    for module in (chain, inbox):
         patch.set(module, "stamp_follows", lambda stamp, mark: True)

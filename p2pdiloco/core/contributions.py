@@ -219,7 +219,8 @@ class ContributionQueue:
     def send(self, pending: Pending, syncer: str, now: float) -> None:
         """Stream a contribution to another peer."""
         signed = self.offer(pending, syncer, now)
-        pending.offer = offer = Offer(syncer, signed, pending.ready.ticket)
+        offer = Offer(syncer, signed, pending.ready.ticket)
+        pending.sends(offer)
         self._shared.out.ask(offer, partial(self._answered, pending, offer), self._fragment)
 
     def _answered(self, pending: Pending, offer: Offer, answer: OfferAnswered | Undone, now: float) -> None:

@@ -1,8 +1,8 @@
 """Groups of a run that does not fit into one: their partial merges, their syncers, their members.
 
-A `Delegate` brings the partial merges of one group to the syncer of the group above, which takes them into
-its `GroupInbox`. `Seeking` finds the syncers of neighbouring groups. `LeafElectorate` and `UpperElectorate`
-know who is in a group, as this node sees it.
+A `Delegate` brings the partial merges of one group to the syncer of the group above. `Seeking` finds the
+syncers of neighbouring groups. `LeafElectorate` and `UpperElectorate` know who is in a group, as this node
+sees it.
 
 Rules: docs/protocol/groups.md, sections 3, 4 and 6.
 """
@@ -14,20 +14,15 @@ from collections.abc import Iterable
 
 from p2pdiloco.core.api.events import MergePartial, Offer, OfferAnswered, PartialMerged, Release, Undone
 from p2pdiloco.core.api.messages import OfficeQuery
-from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
+from p2pdiloco.core.api.reasons import Suspicion, Then
 from p2pdiloco.core.api.types import (
-    MAX_CONTRIBUTORS,
     Certificate,
     Contributor,
     MergeLimits,
     Ticket,
-    plausible_work,
 )
 from p2pdiloco.core.api.versions import (
-    MAX_PARTIALS,
-    MergedPartial,
     PartialHeader,
-    SignedOffer,
     SignedPartial,
     children,
     group_name,
@@ -37,12 +32,12 @@ from p2pdiloco.core.api.versions import (
 )
 from p2pdiloco.core.base import Shared, backoff_s
 from p2pdiloco.core.candidates import ranking
-from p2pdiloco.core.chain import limits_after, plan_of, rightly_stated, stamp_follows
+from p2pdiloco.core.chain import limits_after, rightly_stated
 from p2pdiloco.core.context import Electorate, FragmentContext, Tenure
 from p2pdiloco.core.members import Derived
-from p2pdiloco.core.pending import SendState, Underway, signed_by_learners, signed_by_syncer
+from p2pdiloco.core.pending import SendState, Underway
+from p2pdiloco.core.publisher import Hierarchy, Job, MergedParts
 from p2pdiloco.core.roster import Roster
-from p2pdiloco.core.syncer import Held, Hierarchy, Inbox, Job, MergedParts
 from p2pdiloco.util import BoundedDict, MovingAverage
 
 
@@ -173,7 +168,8 @@ class Delegate:
         signed = SignedPartial(header, shared.sign("partial", header))
         partial.offered(syncer, now)
         if syncer != shared.me:
-            partial.offer = offer = Offer(syncer, signed, partial.ticket)
+            offer = Offer(syncer, signed, partial.ticket)
+            partial.sends(offer)
             shared.out.ask(offer, functools.partial(self._answered, partial, offer), self._fragment)
         elif self._hierarchy.hand_up(self._level, signed, partial.ticket, now).taken:
             self._accepted(partial, now)
@@ -243,112 +239,6 @@ class Delegate:
             self._hierarchy.take_back(self._level, self._group)
             self._shared.out.put(Release(self.partial.ticket))
             self.partial = None
-
-
-class GroupInbox(Inbox):
-    """Inbox of a syncer above the leaves: partial merges, at most one for each group below."""
-
-    def __init__(self, context: FragmentContext, electorate: Electorate) -> None:
-        super().__init__(context)
-        self._electorate = electorate
-
-    def judge(
-        self, signed: SignedOffer, sender: str, holding: bool, open_: bool, now: float
-    ) -> Verdict | None:
-        assert isinstance(signed, SignedPartial)  # contributions go to the leaf group's round
-        header = signed.header
-        if header.syncer != sender:
-            return Verdict.FALSE_SYNCER
-        # Cheap reasons first: a label may be megabytes long.
-        if not holding:
-            return Verdict.NOT_SYNCER
-        if self._electorate.child_of(sender, now) != header.group:
-            return Verdict.NOT_HEARD_OF
-        if sender != self._shared.me and not self._shared.signed_by(
-            sender, "partial", header, signed.signature
-        ):
-            return Verdict.BAD_SIGNATURE
-        # Sizes of partials are the environment's to check: the core does not know them.
-        learners = {part.learner for part in header.parts}
-        if len(learners) != len(header.parts):
-            return Verdict.REPEATED_LEARNER
-        if any(part.stamp <= part.after for part in header.parts):
-            return Verdict.FALSE_STAMP
-        config = self._shared.config
-        if not all(
-            plausible_work(part.tokens, part.inner_steps, config.tokens_per_step, config.inner_steps)
-            for part in header.parts
-        ):
-            return Verdict.IMPLAUSIBLE_TOKENS
-        if not self._electorate.all_below(header.group, learners):
-            return Verdict.OTHER_GROUP
-        if not self._can_be_made(header):
-            return Verdict.FALSE_PARTIALS
-        if sender != self._shared.me and not self._signed_inside(header):
-            return Verdict.BAD_SIGNATURE
-        reason = self._why_not_base(header.number, header.digest)
-        if reason is not None:
-            return reason
-        for part in header.parts:
-            mark = self._chain.marks.stamp(part.learner)
-            if mark != part.after:
-                return Verdict.OVERLAP if mark > part.after else Verdict.BEHIND
-            if not stamp_follows(part.stamp, mark):
-                return Verdict.FALSE_STAMP
-            if not rightly_stated(self._chain, part):
-                return Verdict.IMPLAUSIBLE_WEIGHT
-        limits = limits_after(self._chain, config)
-        if not all(each.near(limits) for each in (header.limits, *_limits(header.below))):
-            return Verdict.IMPLAUSIBLE_WEIGHT
-        return self._judge_place(header, open_)
-
-    def fits(self, held: Held) -> bool:
-        """Tell whether it follows from the chain as of any inbox, its trust weights too: where another chain
-        took the place of ours, everybody would refuse a version with those of the old one."""
-        return super().fits(held) and all(rightly_stated(self._chain, part) for part in held.parts)
-
-    def _can_be_made(self, header: PartialHeader) -> bool:
-        """Tell whether it can be the merge of the partials that it names, in the order in which a version
-        names its contributors: signatures cover that."""
-        learners = [part.learner for part in header.parts]
-        plan = plan_of(self._chain.header, self._shared.config)
-        said = len(_limits(header.below)) == len(header.below)
-        return said and learners == sorted(learners) and header.tree(plan) is not None
-
-    def _signed_inside(self, header: PartialHeader) -> bool:
-        """Tell whether those whose work is in it say so themselves. Who puts it into a version answers for
-        that."""
-        shared, plan = self._shared, plan_of(self._chain.header, self._shared.config)
-        tree = header.tree(plan) or {}
-        below = [part for group, part in tree.items() if group != header.group]
-        by_syncers = all(signed_by_syncer(shared, self._fragment, part, header.limits) for part in below)
-        return by_syncers and signed_by_learners(shared, self._fragment, header.parts)
-
-    def _judge_place(self, header: PartialHeader, open_: bool) -> Verdict | None:
-        # At most one for each group below, and no two of these have a learner in common.
-        others = [other for child, other in self._held.items() if child != header.group]
-        parts = sum(len(other.parts) for other in others) + len(header.parts)
-        partials = sum(len(other.partials) for other in others) + 1 + len(header.below)
-        if parts > MAX_CONTRIBUTORS or partials > MAX_PARTIALS:
-            return Verdict.FULL  # a header that names more could be read by nobody
-        held = self._held.get(header.group)
-        if held is None:
-            return None
-        if held.header == header:
-            return Verdict.ALREADY_HELD if held.ticket is not None else Verdict.IN_TRANSFER
-        return None if open_ else Verdict.CLOSING  # the group merged again: more of its members are in
-
-    def add(self, signed: SignedOffer, transfer: int, in_time: bool, now: float) -> Held:
-        header = signed.header
-        assert isinstance(header, PartialHeader)
-        replaced = self._held.get(header.group)
-        if replaced is not None:
-            self.drop(replaced)
-        starts = in_time and header.due and header.number == self._chain.head.number
-        begins = False  # whoever sends partials makes them when it is called
-        held = Held(header.group, header.syncer, signed, header.parts, transfer, starts, begins, now)
-        self._held[header.group] = held
-        return held
 
 
 KEPT_S = 10.0
@@ -681,7 +571,3 @@ class UpperElectorate(Electorate):
 
     def child_of(self, peer: str, now: float) -> str:
         return next((child for child, holder in self.holders(now).items() if holder == peer), "")
-
-
-def _limits(partials: Iterable[MergedPartial]) -> list[MergeLimits]:
-    return [entry.limits for entry in partials if entry.limits is not None]

@@ -119,6 +119,10 @@ class Underway:
         self.peer, self.offered_s = peer, now
         self.attempts += 1
 
+    def sends(self, offer: Offer) -> None:
+        """Note by which offer it is on its way."""
+        self.offer = offer
+
     def accepted(self) -> None:
         """Note that the syncer has it."""
         self._machine.go(SendSignal.ACCEPT)

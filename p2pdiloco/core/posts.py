@@ -32,10 +32,11 @@ from p2pdiloco.core.api.versions import (
 from p2pdiloco.core.base import earliest
 from p2pdiloco.core.context import Electorate, FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue
-from p2pdiloco.core.delegate import Delegate, GroupInbox, LeafElectorate, Seeking, UpperElectorate
+from p2pdiloco.core.delegate import Delegate, LeafElectorate, Seeking, UpperElectorate
 from p2pdiloco.core.election import Office
+from p2pdiloco.core.inbox import GroupInbox, Inbox, LearnerInbox
+from p2pdiloco.core.publisher import Hierarchy, Publisher
 from p2pdiloco.core.round import Round, RoundState
-from p2pdiloco.core.syncer import Hierarchy, Inbox, LearnerInbox, Publisher
 from p2pdiloco.core.voting import SeenVotes
 
 

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from p2pdiloco.core.api.events import AnswerTransfer
 from p2pdiloco.core.api.messages import Closing, Pass
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import Ticket
+from p2pdiloco.core.api.types import Head, Ticket
 from p2pdiloco.core.api.versions import SignedOffer
 from p2pdiloco.core.base import (
     ARRIVAL_INTERVALS,
@@ -27,7 +27,8 @@ from p2pdiloco.core.base import (
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.context import Electorate, FragmentContext
 from p2pdiloco.core.election import Office
-from p2pdiloco.core.syncer import Admission, Held, Hierarchy, Inbox, Job, Laggards, Merger, Unusable
+from p2pdiloco.core.inbox import Admission, Held, Inbox, Unusable
+from p2pdiloco.core.publisher import Hierarchy, Job, Merger
 from p2pdiloco.util import BoundedDict, Machine, MovingAverage, direct_members
 
 
@@ -774,3 +775,47 @@ class ClosingWindow:
         """Tell whether what the round was begun for did not come: fewer are in than the quorum."""
         bound = self._own and not self._shared.leaving
         return bound and ready < min(self._needs, self._attendance.quorum(now))
+
+
+IN_VAIN = 3
+"""Versions that wait for a newcomer whose head does not move. Whoever has come no further in all that time
+(16 sync intervals each) does not take them."""
+MOST = 16
+"""Versions that wait for a newcomer in all, before anything of it is merged."""
+MAX_PEERS = 4096
+
+
+class _Lag:
+    """Versions that waited for one newcomer."""
+
+    __slots__ = ("at", "number", "vain", "waited")
+
+    def __init__(self) -> None:
+        self.at = self.number = -1
+        self.vain = self.waited = 0
+
+
+class Laggards:
+    """Newcomers for which a syncer that would merge alone lets the next version wait.
+
+    They have not said that they hold our last version, and what they say is their own word. Without a bound a
+    silent stranger would slow a lone node as much as it can.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._lags: BoundedDict[str, _Lag] = BoundedDict(MAX_PEERS)
+
+    def waits_for(self, peer: str, named: Head | None, chain: Chain) -> bool:
+        """Tell whether the version after the chain's head waits for that peer, which named this head."""
+        if self._shared.has_seat(peer):
+            self._lags.pop(peer, None)
+            return True
+        lag = self._lags.setdefault(peer, _Lag())
+        at = named.number if named is not None and chain.knows(named.number, named.digest) else lag.at
+        if at > lag.at:
+            lag.at, lag.vain = at, 0
+        if lag.number != chain.head.number:
+            lag.number = chain.head.number
+            lag.vain, lag.waited = min(lag.vain + 1, IN_VAIN + 1), min(lag.waited + 1, MOST + 1)
+        return lag.vain <= IN_VAIN and lag.waited <= MOST

@@ -21,8 +21,9 @@ from p2pdiloco.core.api.messages import VoteRequest
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.types import NEVER, ContributionHeader, Head, Stamp
 from p2pdiloco.core.election import Office, Turn
+from p2pdiloco.core.inbox import LearnerInbox
 from p2pdiloco.core.membership import Heartbeats
-from p2pdiloco.core.syncer import LearnerInbox, Publisher
+from p2pdiloco.core.publisher import Publisher
 from p2pdiloco.core.voting import Candidacy, VoteJudge
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfer import Transfers

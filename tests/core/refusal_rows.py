@@ -11,7 +11,7 @@ from core_swarm import Member, Swarm
 from kit import OF_SWARM, Solo, child, config, contribution, digest, found, genesis, signed_part
 from scenes import copied, expels, one_round, shown_a_lie, syncer
 
-from p2pdiloco.core import syncer as inbox
+from p2pdiloco.core import inbox
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, SignedContribution, Stamp
@@ -219,7 +219,7 @@ def partial_forged() -> Effects:
 def too_many(patched: Callable[[str, Any], None]) -> Effects:
     """More contributions than a header may name."""
     above = Above()
-    patched("p2pdiloco.core.delegate.MAX_CONTRIBUTORS", len(above.parts()) - 1)
+    patched("p2pdiloco.core.inbox.MAX_CONTRIBUTORS", len(above.parts()) - 1)
     return above.offer(above.label())
 
 

@@ -37,8 +37,8 @@ from p2pdiloco.core.api.events import LeaveRequested
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp
 from p2pdiloco.core.api.versions import MemberList, SignedVersion
+from p2pdiloco.core.inbox import ROOM
 from p2pdiloco.core.node import Core
-from p2pdiloco.core.syncer import ROOM
 from p2pdiloco_lab.simulation.lineage import HashCrypto
 
 PEERS = ("p1", "p2", "p3")

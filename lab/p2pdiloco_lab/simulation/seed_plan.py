@@ -90,8 +90,8 @@ class Mix:
 
     perjurers: int = 0
     """Number of members whose lies can be proved (`sim_liars.Perjurer`), a third of all at most."""
-    usurps: bool = False
-    """True: these sign versions without an office (`sim_usurper`)."""
+    usurpers: int = 0
+    """Number of members that sign versions without an office (`sim_usurper`), a third of all at most."""
     crowd: int = 0
     """Number of identities of one process that join, at most (`sim_crowd.Crowd`)."""
     quiet: bool = False
@@ -174,7 +174,7 @@ MIXES: dict[str, Mix] = {
 }
 MIXES["old"] = dataclasses.replace(MIXES["storm"], perjurers=3, old=True)
 """Old runs: each has the weather of one of `OLD_WEATHERS`."""
-MIXES["usurpers"] = dataclasses.replace(MIXES["liars"], usurps=True)
+MIXES["usurpers"] = dataclasses.replace(MIXES["calm"], usurpers=2)
 MIXES["crowd"] = dataclasses.replace(MIXES["liars"], crash=0.1, perjurers=0, crowd=8)
 """Young and old runs, open and by invite, that a crowd joins."""
 LEAST_CROWD, CROWD_S = 3, 30.0
@@ -184,7 +184,11 @@ MOST_AWAKE = 3
 OLD_WEATHERS = "churn", "datacentre", "partition", "storm"
 CROSSING_S = 0.02
 DRAWN = tuple(
-    sorted(name for name, mix in MIXES.items() if not (mix.strangers or mix.perjurers or mix.quiet))
+    sorted(
+        name
+        for name, mix in MIXES.items()
+        if not (mix.strangers or mix.perjurers or mix.usurpers or mix.quiet)
+    )
 )
 """Mixes of seeds for which none is named."""
 
@@ -489,7 +493,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     if thin > 1.0:  # there and back
         slowest_round_s += 2 * max(config.max_payload_bytes) / mix.bandwidth_bytes_s[0]
     # Where only liars can be dialled, there is no swarm without them.
-    one_group = count + MAX_JOINS <= config.group_size and not (mix.perjurers or mix.quiet)
+    one_group = count + MAX_JOINS <= config.group_size and not (mix.perjurers or mix.usurpers or mix.quiet)
     crowd = random_stream(seed, "crowd")
     plan = WorldPlan(
         seed=seed,

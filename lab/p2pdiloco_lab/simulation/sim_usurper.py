@@ -106,5 +106,5 @@ class Usurper(Perjurer):
 def usurpers(world: World) -> dict[str, Usurper]:
     """Choose them: the last ones, a third of all at most."""
     peers = [spec.peer for spec in world.plan.nodes]
-    last = peers[len(peers) - min(world.plan.mix.perjurers, len(peers) // 3) :]
+    last = peers[len(peers) - min(world.plan.mix.usurpers, len(peers) // 3) :]
     return {peer: Usurper(world, peer) for peer in last}

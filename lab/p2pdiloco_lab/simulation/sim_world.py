@@ -97,8 +97,7 @@ class World:
         self.states_told: set[bytes] = set()
         """Digests of such states."""
         self.crowd = None if plan.crowd is None else Crowd(self, plan.crowd)
-        lying = usurpers(self) if plan.mix.usurps else lying_members(self)
-        self.perjurers: dict[str, Perjurer | Withholder | Rider] = {**lying}
+        self.perjurers: dict[str, Perjurer | Withholder | Rider] = {**usurpers(self), **lying_members(self)}
         if self.crowd is not None:
             self.perjurers.update(self.crowd.riders)
         """Members whose lies can be proved, or that withhold. None of the rules for honest ones is theirs."""
@@ -135,8 +134,7 @@ class World:
             self._begin_with(self.past)
         if self.crowd is not None:
             self.crowd.join()
-        for peer, at_s in plan.wakes_s:
-            self.clock.at(plan.sleeps_s, self._sleep, peer, at_s - plan.sleeps_s)
+        self.clock.at(plan.sleeps_s, self._sleep)
         self.faults = Faults(self, plan)
         self.strangers = [Stranger(self, number) for number in range(plan.mix.strangers)]
         for spec in plan.nodes[-plan.mix.liars :] if len(plan.nodes) >= 3 * plan.mix.liars > 0 else ():
@@ -203,11 +201,11 @@ class World:
         else:
             self.clock.after(back_in_s, self.launch, host.spec)
 
-    def _sleep(self, peer: str, for_s: float) -> None:
-        host = self.hosts.get(peer)
-        if host is not None:
-            self.trace.decision(self.clock.now, peer, f"sleeps for {for_s:.1f} s")
-            self.crash(host, for_s)
+    def _sleep(self) -> None:
+        for peer, until_s in self.plan.wakes_s:
+            if (host := self.hosts.get(peer)) is not None:
+                self.trace.decision(self.clock.now, peer, f"sleeps until {until_s:.1f} s")
+                self.crash(host, until_s - self.clock.now)
 
     def later_left(self, host: Host) -> None:
         """A node says that it has left: its process ends after this event."""

@@ -13,7 +13,7 @@ from p2pdiloco.core.api.messages import Progress, VoteRequest
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.election import Office, Turn
 from p2pdiloco.core.membership import Heartbeats
-from p2pdiloco.core.syncer import Publisher
+from p2pdiloco.core.publisher import Publisher
 from p2pdiloco.core.voting import Candidacy, VoteJudge
 
 FAR_AHEAD = 1000

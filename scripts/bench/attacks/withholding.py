@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from p2pdiloco.core.api.reasons import PullRefusal
-from p2pdiloco.core.syncer import Held, LearnerInbox
+from p2pdiloco.core.inbox import Held, LearnerInbox
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.ports import PullSource, Refusal

@@ -7,7 +7,7 @@ from kit import Solo, branch, child, found, genesis, saved
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.chain import Chain
-from p2pdiloco.core.syncer import IN_VAIN, MOST, Laggards
+from p2pdiloco.core.round import IN_VAIN, MOST, Laggards
 
 
 def lone() -> tuple[Laggards, Chain]:

@@ -16,9 +16,8 @@ from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import PartialHeader, SignedPartial
 from p2pdiloco.core.base import ANSWER_SHARE
-from p2pdiloco.core.delegate import GroupInbox
+from p2pdiloco.core.inbox import MAX_NOTED, ROOM, GroupInbox
 from p2pdiloco.core.round import IN_VAIN, Job, RoundState
-from p2pdiloco.core.syncer import MAX_NOTED, ROOM
 
 
 def test_quorum_of_k_starts_closing() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from deadlines import within_s
 
+from p2pdiloco.core.inbox import Held, Inbox
 from p2pdiloco.core.round import Attendance
-from p2pdiloco.core.syncer import Held, Inbox
 from p2pdiloco_lab.simulation.sim_world import World
 from worlds.cells import ALONE, CALM, Cell, CellResult, cell_plan, play, row_of
 from worlds.hours import play_hours

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from p2pdiloco.cli.main import main as command
 from p2pdiloco.core.api.events import Measured
 from p2pdiloco.core.api.types import Contributor
-from p2pdiloco.core.syncer import MergedParts
+from p2pdiloco.core.publisher import MergedParts
 
 
 def lying() -> None:
