@@ -137,6 +137,10 @@ class Inbox:
         """Tell whether the chain contains nothing of it, and everything that comes before it."""
         return all(self._chain.marks.stamp(p.learner) == p.after for p in held.parts)
 
+    def in_turn(self, child: str, now: float) -> bool:
+        """Tell whether the next version takes what that child has."""
+        return True
+
     def awaits(self, child: str, now: float) -> bool:
         """Tell whether the next version waits for that child."""
         return True
@@ -279,7 +283,7 @@ class LearnerInbox(Inbox):
         held, learner = self._held.get(header.learner), header.learner
         if held is None or not isinstance(held.header, ContributionHeader):
             room = self._has_room(learner) or self._place_for(learner)
-            return None if room and self._in_turn(learner, now) else Verdict.FULL
+            return None if room and self.in_turn(learner, now) else Verdict.FULL
         if held.header.stamp == header.stamp:
             return Verdict.ALREADY_HELD if held.ticket is not None else Verdict.IN_TRANSFER
         # Of an earlier life of the learner: that one is merged first, both are its own work.
@@ -300,9 +304,9 @@ class LearnerInbox(Inbox):
 
     def awaits(self, child: str, now: float) -> bool:
         roster = self._context.roster  # that a newcomer trains is its own word
-        return child in roster.known or (roster.attends(child) and self._in_turn(child, now))
+        return child in roster.known or (roster.attends(child) and self.in_turn(child, now))
 
-    def _in_turn(self, child: str, now: float) -> bool:
+    def in_turn(self, child: str, now: float) -> bool:
         known, newest = self._context.roster.known, self._chain.marks.number(child)
         return child in known or newest <= self._chain.head.number - self._pause(now)
 

@@ -355,7 +355,7 @@ class Round:
     def _call(self, reason: str, grace_s: float, now: float, everybody: bool = False) -> None:
         shared, number = self._shared, self._chain.head.number + 1
         self._attendance.begin(everybody)
-        missing = self._attendance.missing(now)
+        missing = self._attendance.missing(now, called=True)
         self._window.open(grace_s, now)
         self._calls.called(missing, number, now)
         called = [child for child in missing if not self.inbox.has(child)]
@@ -372,7 +372,7 @@ class Round:
     def _close(self, now: float, missing: list[str]) -> None:
         held = tuple(self.inbox.ready())
         short = self._window.short(len(held), now) or not self._has_seat(held)
-        called = self._window.take_caller()
+        called, silent = self._window.take_caller(), self._attendance.missing(now, called=True)
         self._attendance.begin()
         if not held or short:
             self._machine.go(RoundSignal.EMPTY)
@@ -384,7 +384,7 @@ class Round:
                 self._collect(now)  # they wait for company
             return
         self._machine.go(RoundSignal.CLOSE)
-        self._attendance.closed_without(missing)
+        self._attendance.closed_without(silent)
         self._term = self._office.term
         self._hand_over(held, len(missing), now)
 
@@ -517,8 +517,8 @@ class Attendance:
         self._in_vain.pop(child, None)
 
     def closed_without(self, missing: Iterable[str]) -> None:
-        """Note for whom a round waited in vain. For who is silent time and again, and may be no learner at
-        all, others will not wait; what it sends is merged all the same."""
+        """Note whom a round called in vain. Who is silent time and again, and may be no learner at all, is
+        called no more, and waited for; what it sends is merged all the same."""
         for child in missing:
             if self._may_be_ghost(child):
                 self._in_vain[child] = self._in_vain.get(child, 0) + 1
@@ -532,15 +532,15 @@ class Attendance:
         step_s = self._shared.median_step_s(now)
         return max(self._shared.timing.hold_floor_s, self._shared.config.inner_steps * step_s)
 
-    def missing(self, now: float) -> list[str]:
-        """Children that are expected, are not in and have not passed."""
+    def missing(self, now: float, called: bool = False) -> list[str]:
+        """Children that are waited for, are not in and have not passed. `called`: also those who are called,
+        and for whom nobody waits."""
         have = {held.child for held in self._inbox.ready()} | self._passed
         coming = [
             held.child for held in self._inbox.starting()
         ]  # also whose heartbeats its upload keeps back
-        expected = self._electorate.expected(now)
-        if not self._everybody:
-            expected = [child for child in expected if self._inbox.awaits(child, now)]
+        wanted = self._inbox.in_turn if called or self._everybody else self._inbox.awaits
+        expected = [child for child in self._electorate.expected(now) if wanted(child, now)]
         if self._in_vain:
             expected = [child for child in expected if not self._ghost(child)]
         return [child for child in dict.fromkeys([*expected, *coming]) if child not in have]

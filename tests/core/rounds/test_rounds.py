@@ -401,19 +401,25 @@ def test_a_quorum_counts_and_rounds_wait_for_who_has_worked() -> None:
     assert called[3:] == [set(), set()], "three calls in vain are enough"
 
 
-def test_strangers_who_say_that_they_learn_delay_no_round() -> None:
-    """Their first work is merged if it is in when a round closes; identities are free."""
-    strangers = tuple(f"s{i}" for i in range(4))
-    solo = syncer(peers=("p1", *strangers), founders=("me", "p1"))
-    effects = header(solo, "s2", 9) + solo.offer("p1", 1) + solo.offer("s1", 2)
-    assert not sent(effects, msg.Closing)
-    (merge,) = found(effects, ev.Merge)
-    assert [given.contributor.learner for given in merge.inputs] == ["p1"], "at once"
-    solo.merged(merge)
-    after = solo.fragment.chain.marks.stamp("p1")
-    effects = solo.offer("p1", 3, stamp=Stamp(1, 2), after=after) + solo.wait(1.0)
-    merged = [given.contributor.learner for given in found(effects, ev.Merge)[0].inputs]
-    assert merged == ["p1", "s1"]
+def test_strangers_who_say_that_they_learn_are_called_and_delay_no_round() -> None:
+    """Of slow ones nothing would come uncalled; and identities are free."""
+    solo = syncer(peers=("p1", "s1", "s2"), founders=("me", "p1"), term_versions=9)
+    called = []
+    for number in range(1, 6):
+        after = solo.fragment.chain.marks.stamp("p1")
+        effects = header(solo, "s2", 80 + number) if number == 1 else []
+        effects += solo.offer("p1", number, stamp=Stamp(1, number), after=after) + solo.wait(0.1)
+        called.append(
+            [send.peer for send in found(effects, ev.Send) if isinstance(send.message, msg.Closing)]
+        )
+        (merge,) = found(effects, ev.Merge)
+        assert [given.contributor.learner for given in merge.inputs] == ["p1"], "at once"
+        solo.merged(merge)
+        solo.wait(5.0)
+    assert called == [["s1"]] * 3 + [[], []], "three times; what is on its way is not"
+    solo.feed(ev.PayloadReceived(81, 900))
+    effects = solo.offer("p1", 9, stamp=Stamp(1, 6), after=Stamp(1, 5)) + solo.wait(0.1)
+    assert [given.contributor.learner for given in found(effects, ev.Merge)[0].inputs] == ["p1", "s2"]
 
 
 def test_a_newcomer_that_passes_now_and_then_is_no_learner_for_that() -> None:
