@@ -319,7 +319,8 @@ class LearnerInbox(Inbox):
     def _count_pause(self, live: list[str], known: frozenset[str], _marks: Marks) -> int:
         guests, room = [each for each in live if each not in known], ROOM * self._shared.config.group_size
         lately = sum(map(self._context.roster.attends, guests))
-        return min(lately, len(guests) - 1) // (room // 2)
+        places = room // 2 - (lately < len(guests))  # one is left to newcomers
+        return min(lately, len(guests) - 1) // places
 
     def add(self, signed: SignedOffer, transfer: int, in_time: bool, now: float) -> Held:
         assert isinstance(signed, SignedContribution)

@@ -70,5 +70,6 @@ def test_learners_without_a_seat_that_are_more_than_a_round_takes_have_their_tur
     guests = names[2:]
     turn = -(-len(guests) // 4)
     pauses = [after - before for guest in guests for before, after in pairwise([*found[guest], last])]
-    assert max(found[guest][0] for guest in guests) <= 2 * turn and max(pauses) <= 2 * turn
+    assert max(found[guest][0] for guest in guests) <= 2 * turn, "newcomers have a place beside the others"
+    assert max(pauses) <= 3 * turn, "whose place is taken when its turn comes has another soon"
     assert max(len(found[guest]) for guest in guests) <= 2 * min(len(found[guest]) for guest in guests)

@@ -73,7 +73,9 @@ def test_a_syncer_that_merges_its_reversed_work_alone_moves_the_model_by_little(
         return [held for held in ready(inbox) if held.own or not lies(inbox)]
 
     monkeypatch.setattr(Inbox, "ready", own)
-    monkeypatch.setattr(Attendance, "missing", lambda a, now: [] if lies(a) else missing(a, now))
+    monkeypatch.setattr(
+        Attendance, "missing", lambda a, *asked, **how: [] if lies(a) else missing(a, *asked, **how)
+    )
     monkeypatch.setattr(Attendance, "quorum", lambda a, now: 1 if lies(a) else quorum(a, now))
     if not of_few:
         monkeypatch.setattr("p2pdiloco.core.chain._company", lambda _chain, _learners: 1.0)
