@@ -240,7 +240,7 @@ async def _membership(
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set() or controls.away.is_set():
             logger.info("leaving: finishing what is in flight, saving")
-            leaving = asyncio.create_task(_leave_within(OwnTime(LEAVE_AT_MOST_S + life.ends_in_s)))
+            leaving = asyncio.create_task(_leave_within(OwnTime(LEAVE_AT_MOST_S + life.ends_in_s, stop)))
             training.cancel()
             await life.leave()
     finally:
@@ -257,14 +257,19 @@ async def _membership(
 
 
 class OwnTime:
-    """Time of ours: on a busy machine everything takes longer, this clock, too, but only so much longer."""
+    """Time of ours: on a busy machine everything takes longer, this clock, too, but only so much longer.
 
-    def __init__(self, limit_s: float) -> None:
-        self._left_s, self._at_most_s = limit_s, limit_s * STARVED
+    Until somebody waits for our end, that longer time is ours: a learner steps back for others, and one that
+    was killed needs the processor to end.
+    """
+
+    def __init__(self, limit_s: float, awaited: asyncio.Event) -> None:
+        self._left_s, self._at_most_s, self._awaited = limit_s, limit_s * STARVED, awaited
 
     def is_over(self, passed_s: float) -> bool:
         """Take in that a sleep of `OWN_TICK_S` took so long. True: the limit is reached."""
-        self._left_s -= min(passed_s, OWN_TICK_S)
+        if self._awaited.is_set():
+            self._left_s -= min(passed_s, OWN_TICK_S)
         self._at_most_s -= passed_s
         return self._left_s <= 0 or self._at_most_s <= 0
 

@@ -165,10 +165,14 @@ def test_who_listens_on_the_loopback_only_is_told(
 
 
 def test_leaving_counts_the_time_that_the_machine_gives_us_and_not_for_ever() -> None:
-    calm, busy, stuck = OwnTime(1.0), OwnTime(1.0), OwnTime(1.0)
+    asked = asyncio.Event()
+    calm, busy, stuck, away = (OwnTime(1.0, event) for event in (asked, asked, asked, asyncio.Event()))
+    asked.set()
     assert [calm.is_over(OWN_TICK_S) for _ in range(21)].index(True) in (19, 20)
     assert not any(busy.is_over(3 * OWN_TICK_S) for _ in range(19))  # 2.85 s by the clock on the wall
     assert stuck.is_over(STARVED + 0.1)
+    ticks = [away.is_over(OWN_TICK_S) for _ in range(round(STARVED / OWN_TICK_S) + 2)]
+    assert ticks.index(True) >= round(STARVED / OWN_TICK_S) - 2  # nobody waits for a node that goes away
 
 
 # Stepping back for others on one machine: as far as the system allows, and never an error.

@@ -424,6 +424,7 @@ class Owner:
         if self._plan.papers is PaperKind.SEATS and not self._seats_are_gone(host):
             for peer in peers:
                 self._paper(peer)
+            for peer in sorted({*peers, self.unseated} - {""}):  # one that is listed no more, too
                 host.feed(SayWord(peer, seated=peer != self.unseated))
             return
         life, told = self._told.get(host.peer, (0, set()))
