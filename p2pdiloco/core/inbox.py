@@ -290,10 +290,10 @@ class LearnerInbox(Inbox):
         return Verdict.BEHIND if held.header.stamp < header.stamp else Verdict.OVERLAP
 
     def _has_room(self, learner: str) -> bool:
-        room, seats = ROOM * self._shared.config.group_size, self._context.roster.known
-        if learner in seats:
-            return len(self._held) < room
-        return 2 * sum(child not in seats for child in self._held) < room
+        room, roster = ROOM * self._shared.config.group_size, self._context.roster
+        if learner in roster.known:  # but without a seat's work there is no merge
+            return len(self._held) < room + (learner in roster.seats)
+        return 2 * sum(child not in roster.known for child in self._held) < room
 
     def _place_for(self, learner: str) -> Held | None:
         """Find an offer on its way that gives way to that learner, which was merged before: its author never

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from kit import Solo, certificate, child, config, contribution, found, reasons, sent
+from kit import OWNER, Solo, certificate, child, config, contribution, found, reasons, sent, word
 from scenes import due_again, one_round, syncer
 
 from p2pdiloco.core import chain as scale
@@ -544,6 +544,15 @@ def test_strangers_headers_leave_half_of_the_room_to_those_who_have_worked() -> 
     ]
     assert taken == [True] * (room // 2) + [False] * (room // 2)
     assert found(solo.feed(ev.Offered(99, "p1", contribution("p1", solo.head))), ev.AcceptTransfer)
+
+
+def test_those_that_are_to_have_a_seat_leave_a_place_to_the_first_that_has_one() -> None:
+    solo = syncer(quorum=1, peers=("p1",), founders=("me", "p1"), group_size=4, owner=OWNER)
+    friends = [f"f{n}" for n in range(ROOM * 4 + 1)]
+    solo.feed(ev.Guided(papers=tuple(word(peer, number) for number, peer in enumerate(friends, 1))))
+    taken = [bool(found(header(solo, peer, n), ev.AcceptTransfer)) for n, peer in enumerate(friends, 1)]
+    assert taken == [True] * (ROOM * 4) + [False]
+    assert found(header(solo, "p1", 99), ev.AcceptTransfer), "or there is never a merge"
 
 
 def crowded(guests: int) -> Solo:

@@ -96,4 +96,10 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         4,
         "who had no update of a head without support was asked again for ever, and never told why",
     ),
+    (
+        102,
+        "storm",
+        None,
+        "contributions of those that were to have a seat filled the inbox of the only seat, and none of its own was in it",
+    ),
 )
