@@ -100,6 +100,6 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         102,
         "storm",
         None,
-        "contributions of those that were to have a seat filled the inbox of the only seat, and none of its own was in it",
+        "contributions of those that were to have a seat left no room for the only seat's in its own inbox",
     ),
 )
