@@ -302,8 +302,12 @@ class HivemindTransport(Endpoint):
             self._serve_records,
         )
         invariant(self._attachment.peer_id == self.peer_id, "p2pd runs with another identity than ours")
-        self._records = await RecordTable.create(self._attachment, self._identity, self._records)
-        await self._look_at_addresses(self._attachment)
+        try:
+            self._records = await RecordTable.create(self._attachment, self._identity, self._records)
+            await self._look_at_addresses(self._attachment)
+        except TransportError:
+            await self._tear_down()  # else it counts as up, and nobody starts it again
+            raise
 
     async def _tear_down(self) -> None:
         attachment, self._attachment = self._attachment, None

@@ -299,16 +299,20 @@ class LearnerInbox(Inbox):
         """Find an offer on its way that gives way to that learner, which was merged before: its author never
         was, and a header costs nothing."""
         marks, seats = self._chain.marks, self._context.roster.known
-        coming = (held for held in self._held.values() if held.ticket is None and learner in marks)
-        return next((held for held in coming if held.child not in marks and held.child not in seats), None)
+        gives_way = (
+            held
+            for child, held in self._held.items()
+            if learner in marks and held.ticket is None and child not in marks and child not in seats
+        )
+        return next(gives_way, None)
 
     def awaits(self, child: str, now: float) -> bool:
         roster = self._context.roster  # that a newcomer trains is its own word
         return child in roster.known or (roster.attends(child) and self.in_turn(child, now))
 
     def in_turn(self, child: str, now: float) -> bool:
-        known, newest = self._context.roster.known, self._chain.marks.number(child)
-        return child in known or newest <= self._chain.head.number - self._pause(now)
+        newest = self._chain.marks.number(child)
+        return child in self._context.roster.known or newest <= self._chain.head.number - self._pause(now)
 
     def _pause(self, now: float) -> int:
         """Compute how many versions a learner without a seat lets pass after one with its work, so that all

@@ -275,15 +275,11 @@ class OwnTime:
 
 
 async def _leave_within(time: OwnTime) -> None:
-    loop = asyncio.get_running_loop()
-    while True:
+    loop, passed_s = asyncio.get_running_loop(), 0.0
+    while not time.is_over(passed_s):
         began_s = loop.time()
         await asyncio.sleep(OWN_TICK_S)
-        if time.is_over(loop.time() - began_s):
-            _leave_unfinished()
-
-
-def _leave_unfinished() -> None:
+        passed_s = loop.time() - began_s
     logger.error("leaving takes too long: ending now; what was saved before stays")
     end_at_once(UNFINISHED)
 

@@ -102,6 +102,27 @@ async def test_killed_p2pd_is_replaced_in_place(make: Make, tmp_path: Path) -> N
     assert (await b.push(a.peer_id, b"3", [b"abc"], 5.0))[0]
 
 
+async def test_a_p2pd_that_answers_nothing_when_it_is_started_again_is_started_once_more(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, asked = make(), 0
+    await a.start(Recorder())
+    look = hivemind_binding.Attachment.observed_addresses
+
+    async def slow_once(self: hivemind_binding.Attachment, timeout_s: float) -> list[str]:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise PeerUnreachable(f"p2pd: no answer within {timeout_s:g} s")
+        return await look(self, timeout_s)
+
+    monkeypatch.setattr(hivemind_binding.Attachment, "observed_addresses", slow_once)
+    assert a.p2pd_pid is not None
+    os.kill(a.p2pd_pid, signal.SIGKILL)
+    await until(lambda: a.restarts == 1, "restart")
+    assert asked > 1
+
+
 async def test_whom_we_only_heard_of_is_dialled_when_something_is_sent(make: Make) -> None:
     a, b, c = make(), make(), make()
     for transport in (a, b, c):
