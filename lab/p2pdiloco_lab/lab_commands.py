@@ -25,6 +25,7 @@ MOST_DRAWN = 64
 MIX_NAMES = (
     "calm",
     "churn",
+    "colluders",
     "crowd",
     "datacentre",
     "liars",

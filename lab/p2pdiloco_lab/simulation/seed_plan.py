@@ -38,6 +38,27 @@ class CrowdKind(Enum):
     """Their labels claim as much work as labels can."""
 
 
+class UsurperKind(Enum):
+    """Kinds of versions without an office, by what they are children of."""
+
+    HEAD = "head"
+    """The head, in a higher term."""
+    TERM = "term"
+    """The head, in the head's own term, which is another's."""
+    SIBLING = "sibling"
+    """The head's parent, in a term above the head's. Its member sends no work meanwhile: more of it counts,
+    then, and the version is heavier than the head."""
+    IDLE = "idle"
+    """The head, in a higher term, of a member of which nothing was ever merged."""
+    HISTORY = "history"
+    """Each other, from version 0 on: a chain of its own, heavier than everybody's."""
+
+    @property
+    def forks(self) -> bool:
+        """Tell whether the version is no child of the head."""
+        return self in (UsurperKind.SIBLING, UsurperKind.HISTORY)
+
+
 class PaperKind(Enum):
     """Kinds of papers by which nodes get their seats in a world (`sim_world.Owner`)."""
 
@@ -92,12 +113,24 @@ class Mix:
     """Number of members whose lies can be proved (`sim_liars.Perjurer`), a third of all at most."""
     usurpers: int = 0
     """Number of members that sign versions without an office (`sim_usurper`), a third of all at most."""
+    colluders: int = 0
+    """Number of members, at most, that merge only each other's work when in office; of ten."""
     crowd: int = 0
     """Number of identities of one process that join, at most (`sim_crowd.Crowd`)."""
     quiet: bool = False
     """True: all members but a few sleep for a while, and some of those awake forge states (`draw_quiet`)."""
     old: bool = False
     """True: the run is older than its founding when the world begins (`sim_disk.Past`)."""
+
+    @property
+    def lies(self) -> bool:
+        """Tell whether members may lie."""
+        return bool(self.perjurers or self.usurpers or self.colluders or self.quiet)
+
+    @property
+    def least_nodes(self) -> int:
+        """Nodes at least, unless their number is given."""
+        return max(10 * (self.colluders > 0), 6 * self.quiet, 4 * (self.old or self.crowd > 0), 1)
 
     @property
     def calm(self) -> bool:
@@ -175,6 +208,7 @@ MIXES: dict[str, Mix] = {
 MIXES["old"] = dataclasses.replace(MIXES["storm"], perjurers=3, old=True)
 """Old runs: each has the weather of one of `OLD_WEATHERS`."""
 MIXES["usurpers"] = dataclasses.replace(MIXES["calm"], usurpers=2)
+MIXES["colluders"] = dataclasses.replace(MIXES["calm"], colluders=3)
 MIXES["crowd"] = dataclasses.replace(MIXES["liars"], crash=0.1, perjurers=0, crowd=8)
 """Young and old runs, open and by invite, that a crowd joins."""
 LEAST_CROWD, CROWD_S = 3, 30.0
@@ -183,13 +217,7 @@ MIXES["quiet"] = dataclasses.replace(MIXES["calm"], quiet=True)
 MOST_AWAKE = 3
 OLD_WEATHERS = "churn", "datacentre", "partition", "storm"
 CROSSING_S = 0.02
-DRAWN = tuple(
-    sorted(
-        name
-        for name, mix in MIXES.items()
-        if not (mix.strangers or mix.perjurers or mix.usurpers or mix.quiet)
-    )
-)
+DRAWN = tuple(sorted(name for name, mix in MIXES.items() if not (mix.strangers or mix.lies)))
 """Mixes of seeds for which none is named."""
 
 
@@ -241,6 +269,10 @@ class WorldPlan:
     """Identities of one process that join beside `nodes`."""
     seated_riders: tuple[str, ...] = ()
     """Nodes that are the crowd, in place of such."""
+    usurpers: tuple[tuple[str, UsurperKind], ...] = ()
+    """Nodes that sign versions without an office, and of which kind."""
+    colluders: tuple[str, ...] = ()
+    """Nodes that leave out all others' work."""
     sleeps_s: float = math.inf
     """Time at which all of `wakes_s` go."""
     wakes_s: tuple[tuple[str, float], ...] = ()
@@ -317,6 +349,18 @@ def draw_hidden(seed: int, peers: list[str]) -> tuple[str, ...]:
         return ()
     exposed = rng.choice(peers)
     return tuple(peer for peer in peers if rng.random() < 0.5 and peer != exposed)
+
+
+def draw_usurpers(seed: int, mix: Mix, specs: tuple[NodeSpec, ...]) -> tuple[tuple[str, UsurperKind], ...]:
+    """Choose usurpers: the last ones, a third of all at most, of kinds in turn."""
+    kinds, last = [*UsurperKind], specs[len(specs) - min(mix.usurpers, len(specs) // 3) :]
+    return tuple((spec.peer, kinds[(seed + place) % len(kinds)]) for place, spec in enumerate(last))
+
+
+def draw_colluders(seed: int, mix: Mix, specs: tuple[NodeSpec, ...]) -> tuple[str, ...]:
+    """Draw who colludes: two at least, the last ones."""
+    count = random_stream(seed, "colluders").randint(2, mix.colluders) if mix.colluders else 0
+    return tuple(spec.peer for spec in specs[len(specs) - count :])
 
 
 SURE = "n0"
@@ -456,7 +500,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     name = mix_name or drawn_mix
     mix = draw_weather(seed, name)
     drawn_nodes = rng.randint(1, 8)
-    count = nodes or max(drawn_nodes, 4 * (mix.old or mix.crowd > 0), 6 * mix.quiet)
+    count = nodes or max(drawn_nodes, mix.least_nodes)
     round_s = rng.uniform(1.0, 5.0)
     # A syncer uploads every update to all others: at most a third of the slowest uplink.
     budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
@@ -467,9 +511,9 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     audits = random_stream(seed, "audits").random() < 0.5
     config = replace(config, audited=audits or mix.crowd > 0)
     # A liar that hides its updates withholds them, too.
-    withholds = bool(mix.perjurers) and (mix.old or one_withholds(seed))
+    withholds = bool(mix.colluders or (mix.perjurers and (mix.old or one_withholds(seed))))
     # Of two groups' syncers one that withholds is no minority. Tests have liars in groups.
-    if not (mix.crowd or mix.quiet) and not (mix.perjurers and (mix.old or config.audited)):
+    if not (mix.crowd or mix.quiet or mix.colluders) and not (mix.perjurers and (mix.old or config.audited)):
         config = draw_groups(seed, config, count)
     if not mix.strangers:  # in half of the worlds an owner lets members in
         config = replace(config, admits=random_stream(seed, "admission").random() < 0.5)
@@ -493,7 +537,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     if thin > 1.0:  # there and back
         slowest_round_s += 2 * max(config.max_payload_bytes) / mix.bandwidth_bytes_s[0]
     # Where only liars can be dialled, there is no swarm without them.
-    one_group = count + MAX_JOINS <= config.group_size and not (mix.perjurers or mix.usurpers or mix.quiet)
+    one_group = count + MAX_JOINS <= config.group_size and not mix.lies
     crowd = random_stream(seed, "crowd")
     plan = WorldPlan(
         seed=seed,
@@ -507,6 +551,8 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         # Whom a syncer leaves out waits for another's term, and the hash may draw that one many times.
         settle_s=(60.0 + 10 * slowest_round_s) * (2.0 if withholds else 1.0),
         hidden=draw_hidden(seed, [spec.peer for spec in specs]) if one_group and not mix.crowd else (),
+        usurpers=draw_usurpers(seed, mix, specs),
+        colluders=draw_colluders(seed, mix, specs),
         crowd=list(CrowdKind)[seed % len(CrowdKind)] if mix.crowd else None,
         riders=crowd.randint(LEAST_CROWD, mix.crowd) if mix.crowd else 0,
     )

@@ -29,7 +29,7 @@ from p2pdiloco.core.api.types import (
     signed_bytes,
 )
 from p2pdiloco.core.api.versions import SignedOffer, SignedVersion, VersionHeader
-from p2pdiloco_lab.simulation.lineage import FragmentLineage, HashCrypto
+from p2pdiloco_lab.simulation.lineage import HashCrypto
 from p2pdiloco_lab.simulation.seed_plan import CrowdKind, draw_spec, random_stream
 from p2pdiloco_lab.simulation.seed_report import Violation
 from p2pdiloco_lab.simulation.sim_liars import Liar
@@ -101,11 +101,9 @@ class Rider:
         """Give updates as they are."""
         return found
 
-    def gives_state(
-        self, _peer: str, version: SignedVersion, state: FragmentLineage
-    ) -> tuple[SignedVersion, FragmentLineage]:
-        """Give what it holds. What it forged is another matter (`Crowd.forgery`)."""
-        return version, state
+    def gives_state(self, _peer: str, given: GivenState) -> GivenState:
+        """Give what one of the crowd forged, if any did; else what it holds."""
+        return self._crowd.forged.get(given.version.header.fragment, given)
 
 
 class Claimer(Liar):
@@ -135,13 +133,14 @@ class Crowd:
         self.struck = False
         """True: they do what their kind says."""
         self._world = world
-        self._forged: dict[int, GivenState] = {}
+        self.forged: dict[int, GivenState] = {}
+        """States that they give in place of their own, by fragment."""
         self._digests: set[bytes] = set()
 
     @property
     def forged_heads(self) -> dict[int, Head]:
         """Forged heads by fragment."""
-        return {fragment: each.version.header.head() for fragment, each in self._forged.items()}
+        return {fragment: each.version.header.head() for fragment, each in self.forged.items()}
 
     def join(self) -> None:
         """Let all of them come, within a moment of each other; they pretend to be as fast as the fastest."""
@@ -193,10 +192,10 @@ class Crowd:
         """Forge one state for each fragment that has a rider with a mark. Tell whether there is any."""
         for rider in self.riders.values():
             mark = self._mark(rider)
-            if rider.own_fragment not in self._forged and mark is not None:
-                self._forged[rider.own_fragment] = made = self._forge(rider, mark)
+            if rider.own_fragment not in self.forged and mark is not None:
+                self.forged[rider.own_fragment] = made = self._forge(rider, mark)
                 self._digests.add(made.version.header.digest())
-        return bool(self._forged)
+        return bool(self.forged)
 
     def _forge(self, rider: Rider, mark: Watermark) -> GivenState:
         config, store = self._world.plan.config, self._best(rider.own_fragment)
@@ -226,10 +225,6 @@ class Crowd:
         )
         signed = SignedVersion(header, crypto.sign(signed_bytes("version", header)))
         return GivenState(signed, state, store.watermarks)
-
-    def forgery(self, giver: str, fragment: int) -> GivenState | None:
-        """Find what a member gives in place of its own state of a fragment; None: it gives that."""
-        return self._forged.get(fragment) if giver in self.riders else None
 
     # --- accusations ---------------------------------------------------------------------------------
 

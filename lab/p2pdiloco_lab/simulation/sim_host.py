@@ -29,7 +29,6 @@ from p2pdiloco.errors import InvariantViolation
 from p2pdiloco_lab.simulation.lineage import Displacement, HashCrypto, PartialSum, Resumed
 from p2pdiloco_lab.simulation.seed_plan import NodeSpec, random_stream
 from p2pdiloco_lab.simulation.seed_report import Violation
-from p2pdiloco_lab.simulation.sim_crowd import Rider
 from p2pdiloco_lab.simulation.sim_disk import Checkpoint, Disk, ResumeNote, Store, restored_from
 from p2pdiloco_lab.simulation.sim_network import Answer
 from p2pdiloco_lab.simulation.sim_worker import (
@@ -465,7 +464,7 @@ class LearnerSide:
 
     def _copied_out(self, copied: Displacement, due: bool) -> None:
         liar = self._host.liar
-        if isinstance(liar, Rider) and not liar.works_on(copied.fragment):
+        if liar is not None and not liar.works_on(copied.fragment):
             self._host.later(0.0, self._keeps_to_itself, copied.fragment)
             return
         substance, delay_s = self._host.world.substance, self._rng.uniform(0.001, 0.08)

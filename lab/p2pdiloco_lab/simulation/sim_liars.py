@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ from p2pdiloco_lab.simulation.sim_disk import old_liars
 if TYPE_CHECKING:
     from p2pdiloco_lab.simulation.sim_disk import LoggedUpdate
     from p2pdiloco_lab.simulation.sim_host import Host
+    from p2pdiloco_lab.simulation.sim_network import GivenState
     from p2pdiloco_lab.simulation.sim_world import World
 
 
@@ -54,6 +56,10 @@ def lying_members(world: World) -> dict[str, Perjurer | Withholder]:
     """Choose them: the last ones, a third of all at most."""
     plan = world.plan
     peers = [spec.peer for spec in plan.nodes]
+    if plan.colluders:
+        honest = (peer for peer in peers if peer not in plan.colluders)
+        colluder = Withholder(WithheldKind.WORK, honest, FALSE_FROM_S)
+        return dict.fromkeys(plan.colluders, colluder)
     lying = peers[len(peers) - min(plan.mix.perjurers, len(peers) // 3) :]
     if plan.mix.old:
         return {peer: Perjurer(world, peer, LieKind.HISTORIES) for peer in old_liars(plan)}
@@ -62,7 +68,7 @@ def lying_members(world: World) -> dict[str, Perjurer | Withholder]:
     one_group = len(peers) + MAX_JOINS <= plan.config.group_size
     withheld = list(WithheldKind)[plan.seed // 4 % len(WithheldKind)] if one_group else WithheldKind.WORK
     return {
-        peer: Withholder(withheld, victim=peers[0])
+        peer: Withholder(withheld, peers[:1])
         if one_withholds(plan.seed) and peer == lying[-1]
         else Perjurer(world, peer, lie_of(plan.seed, place, *kind))
         for place, peer in enumerate(lying)
@@ -234,14 +240,16 @@ class Perjurer:
         twin = self._twins.get(header.digest())
         return twin[:2] if twin is not None and self._gets_other(peer) else found
 
-    def gives_state(
-        self, peer: str, version: SignedVersion, state: FragmentLineage
-    ) -> tuple[SignedVersion, FragmentLineage]:
+    def gives_state(self, peer: str, given: GivenState) -> GivenState:
         """Change a state that a peer pulls."""
-        twin = self._twins.get(version.header.digest())
+        twin = self._twins.get(given.version.header.digest())
         if twin is None or not self._gets_other(peer):
-            return version, state
-        return twin[0], twin[2]
+            return given
+        return given._replace(version=twin[0], state=twin[2])
+
+    def works_on(self, fragment: int) -> bool:
+        """Tell whether it contributes to that fragment."""
+        return True
 
 
 class WithheldKind(Enum):
@@ -250,19 +258,19 @@ class WithheldKind(Enum):
     VERSIONS = "versions"
     """Updates and states: it names its heads, and is busy whenever it is asked for them."""
     WORK = "work"
-    """Contributions of one learner: it says that it has them, and throws them away."""
+    """Contributions of some learners: it says that it has them, and throws them away."""
 
 
 class Withholder:
     """Member that withholds, from a moment on or from the start. Nothing that it signs is false, so nothing
     can be proved.
 
-    One kind makes versions and gives them to nobody, the other takes a learner's contributions and leaves
-    them out of everything that it makes.
+    One kind makes versions and gives them to nobody, the other takes some learners' contributions and leaves
+    them out of everything that it makes. Members that so leave out everybody else collude.
     """
 
-    def __init__(self, kind: WithheldKind, victim: str = "", from_s: float = 0.0) -> None:
-        self.kind, self.victim, self.from_s = kind, victim, from_s
+    def __init__(self, kind: WithheldKind, victims: Iterable[str] = (), from_s: float = 0.0) -> None:
+        self.kind, self.victims, self.from_s = kind, frozenset(victims), from_s
         self.swallowed = 0
         """Contributions that it threw away."""
 
@@ -272,7 +280,7 @@ class Withholder:
 
     def swallows(self, sender: str, now: float) -> bool:
         """Tell whether it throws away what came from that learner."""
-        swallowed = self.kind is WithheldKind.WORK and sender == self.victim and now >= self.from_s
+        swallowed = self.kind is WithheldKind.WORK and sender in self.victims and now >= self.from_s
         self.swallowed += swallowed
         return swallowed
 
@@ -291,11 +299,13 @@ class Withholder:
         """Give what there is, if it gives any."""
         return found
 
-    def gives_state(
-        self, peer: str, version: SignedVersion, state: FragmentLineage
-    ) -> tuple[SignedVersion, FragmentLineage]:
+    def gives_state(self, peer: str, given: GivenState) -> GivenState:
         """Give what there is, if it gives any."""
-        return version, state
+        return given
+
+    def works_on(self, fragment: int) -> bool:
+        """Contribute to all fragments."""
+        return True
 
 
 EVERY_S = 0.5

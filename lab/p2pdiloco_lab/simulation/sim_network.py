@@ -473,8 +473,6 @@ class Bulk:
             pull.failed(FetchFailure.NOT_READY, back_s)
             return
         store = holder.stores[effect.fragment]
-        crowd = holder.world.crowd
-        forged = None if crowd is None else crowd.forgery(holder.peer, effect.fragment)
         if isinstance(effect, FetchUpdate):
             found = store.log.get(effect.number)
             if found is None or (holder.liar is not None and holder.liar.hides(found)):
@@ -488,14 +486,13 @@ class Bulk:
                 holder.uplink.given.begin()
                 self._clock.after(time_s, self._update_here, pull, found)
             return
-        if forged is None and store.version.header.number < effect.number:
+        given = GivenState(store.version, store.state, store.watermarks)
+        if holder.liar is not None:
+            given = holder.liar.gives_state(asker.peer, given)
+        if given.version.header.number < effect.number:
             pull.failed(FetchFailure.GONE, back_s)
             return
         size = asker.max_payload_bytes(effect.fragment) * STATE_PER_UPDATE_BYTES
-        version, state = store.version, store.state
-        if holder.liar is not None:
-            version, state = holder.liar.gives_state(asker.peer, version, state)
-        given = forged or GivenState(version, state, store.watermarks)
         time_s = self._carried_s(pull, size)
         if time_s is not None:
             self._clock.after(time_s, self._here, pull, lambda: given)

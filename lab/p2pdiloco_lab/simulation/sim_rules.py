@@ -344,6 +344,19 @@ class InvariantWatch:
             where = f"{body.voter} fragment {body.fragment} group {body.group} term {body.term}"
             raise Violation("one-vote", f"{where}: for {first} and for {body.candidate}")
 
+    def _by_roster(self, host: Host, certificate: Certificate) -> None:
+        """Check that a new office of the whole run is by votes of seats of its holder's chain, or, where none
+        of these is here, of those whom papers give one. In runs of several groups who holds a group's office
+        votes."""
+        fragment = host.core.fragments[certificate.fragment]
+        if certificate.syncer != host.peer or fragment.context.grouped:
+            return
+        seats = fragment.chain.marks.seats | fragment.context.roster.entering
+        others = {vote.body.voter for vote in certificate.votes} - seats
+        if others:
+            where = f"{host.peer} fragment {fragment.index} term {certificate.term}"
+            raise Violation("roster", f"{where}: elected by {sorted(others)}, which have no seat")
+
     def _in_reach(self, host: Host, certificate: Certificate) -> None:
         """Check who takes an office of the whole run in calm weather.
 
@@ -364,6 +377,7 @@ class InvariantWatch:
         known = self._offices.setdefault(key, [])
         if any(other.syncer == certificate.syncer for other in known):
             return
+        self._by_roster(host, certificate)
         voters = {vote.body.voter for vote in certificate.votes}
         for vote in certificate.votes:
             self._voted(vote)

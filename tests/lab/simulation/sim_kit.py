@@ -9,6 +9,7 @@ import msgspec
 
 from p2pdiloco.core.api.events import CommitVersion, Effect
 from p2pdiloco_lab.simulation.seed_plan import WorldPlan, draw_plan, genesis_version
+from p2pdiloco_lab.simulation.seed_report import SeedResult
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_world import World
 
@@ -38,6 +39,29 @@ def calm_plan(
     return dataclasses.replace(
         plan, config=config, nodes=specs, joins_s=joins, faults_until_s=until_s, settle_s=90.0, hidden=()
     )
+
+
+def names(first: int, end: int) -> tuple[str, ...]:
+    """Nodes by their numbers."""
+    return tuple(f"n{index}" for index in range(first, end))
+
+
+def plan_of(nodes: int, until_s: float, quorum: int = 2, seed: int = 7, **changes: object) -> WorldPlan:
+    """Nothing goes wrong but what the test does."""
+    plan = calm_plan(nodes, until_s, quorum, seed)
+    config = msgspec.structs.replace(plan.config, group_size=64, **changes)
+    return dataclasses.replace(plan, config=config, faults=False)
+
+
+def agreed(world: World) -> list[bool]:
+    """Per fragment, whether all running nodes hold the same version."""
+    up = world.up_hosts()
+    return [len({h.stores[f].version.header.digest() for h in up}) == 1 for f in range(2)]
+
+
+def outcome(result: SeedResult) -> str:
+    """What went wrong, or "ok"."""
+    return result.violation or result.stuck or "ok"
 
 
 class Commits:

@@ -1,35 +1,127 @@
-"""Worlds made by hand: a usurper, long splits, splits of many sides, a turnover. Some show known flaws."""
+"""Worlds made by hand: usurpers, colluders, nights, rests, silent seats, turnovers. Known flaws, too."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import itertools
+from collections.abc import Mapping
 
 import pytest
 from known_flaws import given, known_flaw
-from msgspec.structs import replace
-from sim_kit import Commits, calm_plan
+from sim_kit import Commits, names, outcome, plan_of
 
-from p2pdiloco.core import chain
-from p2pdiloco_lab.simulation.seed_plan import WorldPlan, draw_plan
-from p2pdiloco_lab.simulation.seed_report import SeedResult
+from p2pdiloco.core import roster
+from p2pdiloco_lab.simulation.seed_plan import OWNER, CrowdKind, PaperKind, UsurperKind, WorldPlan, draw_plan
 from p2pdiloco_lab.simulation.sim_disk import Disk
+from p2pdiloco_lab.simulation.sim_usurper import Usurper
 from p2pdiloco_lab.simulation.sim_world import World, run_seed
 
 
-def plan_of(nodes: int, until_s: float, quorum: int = 2, **changes: object) -> WorldPlan:
-    """Nothing goes wrong but what the test does."""
-    plan = calm_plan(nodes, until_s, quorum)
-    return dataclasses.replace(plan, config=replace(plan.config, group_size=64, **changes), faults=False)
+def asleep(plan: WorldPlan, sleeps_s: float, wakes_s: Mapping[str, float]) -> WorldPlan:
+    return dataclasses.replace(plan, sleeps_s=sleeps_s, wakes_s=tuple(wakes_s.items()))
 
 
-@known_flaw("no version proves its syncer's office: those of a member that nobody elected are taken")
-@pytest.mark.parametrize("seed", [1, 2])
-def test_every_version_beside_usurpers_is_of_an_office(seed: int) -> None:
-    result = run_seed(seed, "usurpers")
+# --- usurpers -----------------------------------------------------------------------------------------------
+
+
+def beside_usurper(plan: WorldPlan, peer: str, kind: UsurperKind) -> str:
+    """Rule that is broken beside it, if any."""
+    world = World(dataclasses.replace(plan, usurpers=((peer, kind),)))
+    result, usurper = world.run(), world.perjurers[peer]
+    given(isinstance(usurper, Usurper) and usurper.made, "it made nothing")
     given(result.violation in ("", "authority") and not result.stuck, result.detail or result.stuck)
-    assert not result.violation
+    return result.violation
+
+
+@pytest.mark.parametrize("kind", [kind for kind in UsurperKind if kind is not UsurperKind.HISTORY])
+@known_flaw("no version proves its syncer's office: those of a member that nobody elected are taken")
+def test_every_version_beside_a_usurper_of_six_is_of_an_office(kind: UsurperKind) -> None:
+    assert not beside_usurper(plan_of(6, until_s=40.0), "n5", kind)
+
+
+def test_seeds_of_the_mix_have_usurpers_of_all_kinds() -> None:
+    plans = [draw_plan(seed, "usurpers") for seed in range(20)]
+    assert {kind for plan in plans for _, kind in plan.usurpers} == {*UsurperKind}
+    assert all(3 * len(plan.usurpers) <= len(plan.nodes) for plan in plans)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "joins_s", "sleepers"),
+    [
+        pytest.param(6, 0.0, (), id="all-are-here"),
+        pytest.param(7, 30.0, (), id="a-newcomer"),
+        pytest.param(
+            2,
+            0.0,
+            (),
+            id="of-two",
+            marks=known_flaw("where fewer than three seats are awake, one believes another about a state"),
+        ),
+        pytest.param(
+            7,
+            0.0,
+            ("n0",),
+            id="a-sleeper",
+            marks=known_flaw(
+                "a returning member copies the state of the seat that speaks first, before others are listed"
+            ),
+        ),
+    ],
+)
+def test_nobody_follows_a_second_history_from_version_0_on(
+    nodes: int, joins_s: float, sleepers: tuple[str, ...]
+) -> None:
+    """The last member tells it, and says that it is its own. It is heavier than what all others made."""
+    plan = plan_of(nodes, until_s=60.0, quorum=1)
+    if joins_s:
+        plan = dataclasses.replace(plan, joins_s=(*plan.joins_s[:-2], joins_s, 1.0))
+    plan = asleep(plan, 20.0, dict.fromkeys(sleepers, 45.0))
+    assert not beside_usurper(plan, f"n{nodes - 1}", UsurperKind.HISTORY)
+
+
+def test_a_vote_without_a_seat_is_seen_by_the_rule_of_the_roster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "_among", lambda peers, _seats: [*peers])
+    result = World(plan_of(5, until_s=40.0, seats=names(0, 3))).run()
+    assert result.violation == "roster", result.detail or result.stuck
+
+
+# --- colluders ----------------------------------------------------------------------------------------------
+
+
+def left_out(world: World) -> tuple[int, int]:
+    """Versions of fragment 0 in a row, at most, in which an honest member is not, and those in which no
+    honest member is."""
+    honest, head = world.specs.keys() - {*world.plan.colluders}, world.hosts["n0"].stores[0].version
+    chain = [world.watch.headers[digest].header for digest in world.watch.ancestors(head)]
+    own, longest, since = 0, 0, dict.fromkeys(honest, 0)
+    for header in sorted(chain, key=lambda header: header.number):
+        merged = {part.learner for part in header.contributors}
+        own += merged.isdisjoint(honest)
+        since = {peer: 0 if peer in merged else count + 1 for peer, count in since.items()}
+        longest = max(longest, *since.values())
+    return longest, own
+
+
+def test_three_of_ten_that_merge_only_each_other_leave_nobody_out_for_longer_than_two_terms() -> None:
+    world = World(dataclasses.replace(plan_of(10, until_s=120.0), colluders=names(7, 10)))
+    assert outcome(world.run()) == "ok"
+    longest, own = left_out(world)
+    given(own > world.plan.config.term_versions, "they left nobody out")
+    assert longest <= 2 * world.plan.config.term_versions
+
+
+def test_a_night_of_colluders_and_one_honest_member_changes_no_roster_and_loses_no_work() -> None:
+    """They make some thirty versions, in which there is only their own work."""
+    plan = dataclasses.replace(plan_of(10, until_s=105.0), colluders=names(7, 10))
+    world = World(asleep(plan, 25.0, dict.fromkeys(names(0, 6), 85.0)))
+    assert outcome(world.run()) == "ok"
+    longest, own = left_out(world)
+    given(longest >= own > 16, "the night was not theirs")
+    assert world.hosts["n0"].core.fragments[0].chain.marks.seats == {*names(0, 10)}
+
+
+# --- nights, power cuts, rests ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -37,6 +129,83 @@ def test_what_few_have_learned_in_a_quiet_hour_is_everybodys_afterwards(seed: in
     given(not draw_plan(seed, "quiet").seated_riders, "somebody lies")
     result = run_seed(seed, "quiet")
     assert result.ok, result.detail or result.stuck
+
+
+THAT_ARE_HERE = known_flaw(
+    "support for a state is counted among the seats that are here, not among all that the chain has"
+)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "liars", "awake"),
+    [
+        pytest.param(20, 4, 5, id="four-of-twenty-alone-with-one", marks=THAT_ARE_HERE),
+        pytest.param(10, 2, 5, id="two-of-ten-of-which-half-are-here", marks=THAT_ARE_HERE),
+        pytest.param(10, 2, 6, id="two-of-ten-of-which-six-are-here"),
+        pytest.param(6, 1, 3, id="one-of-six-of-which-half-are-here"),
+    ],
+)
+def test_nobody_takes_a_state_that_less_than_half_of_all_seats_have(
+    nodes: int, liars: int, awake: int
+) -> None:
+    """The liars forge it at night. The others come back together."""
+    plan = asleep(plan_of(nodes, until_s=75.0), 25.0, dict.fromkeys(names(0, nodes - awake), 55.0))
+    assert kept(plan, names(nodes - liars, nodes), 30.0)
+
+
+def kept(plan: WorldPlan, liars: tuple[str, ...], from_s: float) -> bool:
+    """Tell whether no honest member takes what these forge from then on."""
+    plan = dataclasses.replace(plan, crowd=CrowdKind.FORGES, seated_riders=liars, crowd_from_s=from_s)
+    world = World(plan)
+    result = world.run()
+    given(world.crowd is not None and world.crowd.struck, "nothing was forged")
+    given(result.violation in ("", "kept") and not result.stuck, result.detail or result.stuck)
+    return not result.violation
+
+
+def test_one_of_two_liars_leaves_seven_and_the_other_convinces_nobody() -> None:
+    """The owner ends the seat of the one that left."""
+    plan = plan_of(7, until_s=70.0, owner=OWNER)
+    plan = dataclasses.replace(plan, papers=PaperKind.WORDS, unseated="n5", unseated_s=22.0)
+    assert kept(asleep(plan, 20.0, {"n5": 1e9}), ("n5", "n6"), 40.0)
+
+
+@known_flaw(
+    "a returning member believes those few that say they are confirmed, whatever most seats that return have"
+)
+def test_a_power_cut_of_all_from_which_a_liar_returns_first_leaves_everybody_the_true_state() -> None:
+    wakes_s = {**dict.fromkeys(names(0, 9), 45.0), "n9": 30.0}
+    assert kept(asleep(plan_of(10, until_s=65.0), 25.0, wakes_s), ("n9",), 30.0)
+
+
+def test_a_run_goes_on_after_a_rest_that_is_longer_than_all_that_anybody_waits_for() -> None:
+    """All sleep for a day, and come back one by one."""
+    back_s = 86_400.0
+    wakes_s = {peer: back_s + 1.5 * place for place, peer in enumerate(names(0, 8))}
+    assert outcome(World(asleep(plan_of(8, until_s=back_s + 20.0), 40.0, wakes_s)).run()) == "ok"
+
+
+HALF_GIVE_NONE = known_flaw("seats that send heartbeats and give no ballots are waited for without end")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "silent"),
+    [
+        pytest.param(2, 1, marks=HALF_GIVE_NONE),
+        pytest.param(4, 2, marks=HALF_GIVE_NONE),
+        (3, 1),
+        (10, 3),
+    ],
+)
+def test_a_run_goes_on_beside_silent_seats(nodes: int, silent: int) -> None:
+    """They answer to nothing."""
+    plan = plan_of(nodes, until_s=60.0, quorum=1)
+    mute = names(nodes - silent, nodes)
+    world = World(dataclasses.replace(plan, crowd=CrowdKind.MUTE, seated_riders=mute, crowd_from_s=20.0))
+    result = world.run()
+    given(world.crowd is not None and world.crowd.struck and not result.violation, result.detail)
+    given(not result.stuck or "stands at version" in result.stuck, result.stuck)
+    assert not result.stuck
 
 
 @known_flaw("where fewer than three seats are awake, one believes another about a state")
@@ -71,128 +240,6 @@ def restore(world: World, peer: str, kept: Disk) -> None:
     world._disks[peer] = copy.deepcopy(kept)
 
 
-Sides = tuple[tuple[str, ...], ...]
-FIVE_AND_THREE: Sides = (("n0", "n1", "n2", "n3", "n4"), ("n5", "n6", "n7"))
-SIX_AND_THREE: Sides = (("n0", "n1", "n2", "n3", "n4", "n5"), ("n6", "n7", "n8"))
-
-
-def old(plan: WorldPlan) -> WorldPlan:
-    """States need support, as in a run that is no longer young."""
-    return dataclasses.replace(plan, mix=dataclasses.replace(plan.mix, old=True, perjurers=0))
-
-
-def cut(world: World, sides: Sides, on: bool) -> None:
-    """All links between two sides, or all back."""
-    for one, other in itertools.permutations(sides, 2):
-        for source, target in itertools.product(one, other):
-            (world.network.block if on else world.network.unblock)(source, target)
-
-
-def split(world: World, sides: Sides, begins_s: float, heals_s: float) -> None:
-    world.clock.at(begins_s, cut, world, sides, True)
-    world.clock.at(heals_s, cut, world, sides, False)
-
-
-def weight(world: World, side: tuple[str, ...]) -> int:
-    """Tokens of a side's head."""
-    return max(world.hosts[peer].stores[0].version.header.tokens for peer in side)
-
-
-def healed(world: World, sides: Sides, heals_s: float) -> SeedResult:
-    """The world after its split. Both sides made versions to the end of it."""
-    world.clock.run_until(heals_s - 0.1)
-    for side in sides:
-        given(world.hosts[side[0]].stores[0].version.header.number > 20, "a side made no versions")
-    return world.run()
-
-
-def outcome(result: SeedResult) -> str:
-    return result.violation or result.stuck or "ok"
-
-
-@known_flaw(
-    "merged work is let go of once those that may lack it were silent for the fork horizon: a longer split"
-    " loses the lighter side's"
-)
-def test_a_split_that_lasts_longer_than_the_fork_horizon_loses_no_work() -> None:
-    plan = plan_of(8, until_s=85.0)
-    timing = replace(plan.config.timing, fork_horizon_s=30.0)
-    world = World(dataclasses.replace(plan, config=replace(plan.config, timing=timing)))
-    split(world, FIVE_AND_THREE, 15.0, 75.0)
-    assert outcome(healed(world, FIVE_AND_THREE, 75.0)) == "ok"
-
-
-@pytest.mark.parametrize("admits", [False, True])
-def test_a_split_that_lasts_longer_than_watermarks_do_heals(
-    admits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They last for 16 versions here, and each side makes some 25."""
-    monkeypatch.setattr(chain, "WATERMARK_VERSIONS", 16)
-    world = World(plan_of(8, until_s=75.0, admits=admits))
-    split(world, FIVE_AND_THREE, 15.0, 70.0)
-    assert outcome(healed(world, FIVE_AND_THREE, 70.0)) == "ok"
-
-
-def side_of_three_is_faster(until_s: float) -> World:
-    """An old run. The six are more than half of those who vote; the three train four times as fast."""
-    plan = old(plan_of(9, until_s))
-    nodes = tuple(
-        dataclasses.replace(spec, step_time_s=0.07 if spec.peer in SIX_AND_THREE[1] else 0.3)
-        for spec in plan.nodes
-    )
-    return World(dataclasses.replace(plan, nodes=nodes))
-
-
-def test_of_two_sides_the_one_that_most_voters_follow_goes_on_though_it_is_lighter() -> None:
-    world = side_of_three_is_faster(until_s=70.0)
-    split(world, SIX_AND_THREE, 20.0, 60.0)
-    world.clock.run_until(59.9)
-    six, three = (
-        max((world.hosts[peer].stores[0].version for peer in side), key=lambda v: v.header.head().weight)
-        for side in SIX_AND_THREE
-    )
-    given(six.header.tokens < three.header.tokens, "the six are heavier")
-    world.clock.run_until(90.0)
-    ancestors = world.watch.ancestors(world.hosts["n0"].stores[0].version)
-    assert six.header.digest() in ancestors and three.header.digest() not in ancestors
-
-
-def test_a_split_that_opens_for_moments_heals_as_soon_as_it_stays_open() -> None:
-    """Neither pauses between questions nor what is told of unsupported heads keep the sides apart."""
-    world = side_of_three_is_faster(until_s=65.0)
-    split(world, SIX_AND_THREE, 20.0, 60.0)
-    for opens_s in range(24, 58, 4):
-        world.clock.at(opens_s, cut, world, SIX_AND_THREE, False)
-        world.clock.at(opens_s + 0.4, cut, world, SIX_AND_THREE, True)
-    equal_s = first_equal(world, 60.0)
-    world.clock.run_until(85.0)
-    assert equal_s and equal_s[0] < 60.0 + 15.0
-
-
-@pytest.mark.parametrize(("nodes", "count"), [(9, 3), (10, 5)])
-def test_several_sides_of_which_none_has_more_than_a_third_come_together(nodes: int, count: int) -> None:
-    sides = tuple(tuple(f"n{i}" for i in range(nodes) if i % count == side) for side in range(count))
-    world = World(old(plan_of(nodes, until_s=60.0, quorum=1)))
-    split(world, sides, 20.0, 50.0)
-    equal_s = first_equal(world, 50.0)
-    world.clock.run_until(75.0)
-    assert equal_s and equal_s[0] < 50.0 + 15.0
-
-
-def first_equal(world: World, from_s: float) -> list[float]:
-    """Times from then on at which all hold the same versions."""
-    equal_s: list[float] = []
-
-    def look() -> None:
-        up = world.up_hosts()
-        if all(len({host.stores[f].version.header.digest() for host in up}) == 1 for f in range(2)):
-            equal_s.append(world.clock.now)
-        world.clock.after(0.1, look)
-
-    world.clock.at(from_s, look)
-    return equal_s
-
-
 def test_two_of_twenty_go_on_by_themselves_and_five_that_return_later_follow_them() -> None:
     world = World(plan_of(20, until_s=150.0))
     commits = Commits(world)
@@ -216,18 +263,27 @@ def test_two_of_twenty_go_on_by_themselves_and_five_that_return_later_follow_the
     assert all(max(n) - min(n) <= 1 for n in numbers)
 
 
-def test_a_run_goes_on_while_its_members_are_replaced_one_by_one() -> None:
-    """Eight are here; one leaves every ten seconds, without a word, and another comes."""
-    here, every_s, until_s = 8, 10.0, 180.0
+@pytest.mark.parametrize("papers", [None, PaperKind.WORDS])
+@pytest.mark.parametrize("every_s", [5.0, 10.0])
+def test_a_run_goes_on_while_its_members_are_replaced_one_by_one(
+    every_s: float, papers: PaperKind | None
+) -> None:
+    """Eight are here. One leaves every few seconds, without a word, and another comes. The first one returns
+    when it knows nobody any more."""
+    here, until_s = 8, 160.0
     identities = here + int((until_s - 30.0) / every_s) + 1
     joins = [0.3 * i if i < here else 30.0 + every_s * (i - here) for i in range(identities)]
-    world = World(dataclasses.replace(plan_of(identities, until_s), joins_s=tuple(joins)))
+    plan = plan_of(identities, until_s, owner=OWNER, seats=names(0, here if papers else identities))
+    world = World(dataclasses.replace(plan, joins_s=tuple(joins), papers=papers))
     for index in range(identities - here):
         gone_s = 30.0 + every_s * index + every_s / 2
-        world.clock.at(gone_s, lambda i=index: world.crash(world.hosts[f"n{i}"], None))
+        back_s = None if index else until_s - 20.0 - gone_s
+        world.clock.at(gone_s, lambda i=index, s=back_s: world.crash(world.hosts[f"n{i}"], s))
     commits = Commits(world)
     world.clock.run_until(until_s)
-    given(not {f"n{index}" for index in range(here)} & {host.peer for host in world.up_hosts()}, "some stay")
+    up = world.up_hosts()
+    given({*names(0, here)} & {host.peer for host in up} == {"n0"}, "more of the first ones are here")
     made = {number: at_s for at_s, _, fragment, number in reversed(commits.seen) if fragment == 0}
     times = sorted(made.values())
     assert max(b - a for a, b in itertools.pairwise(times)) < 20.0 and len(times) > 50
+    assert world.hosts["n0"].stores[0].version.header.number >= max(made) - 1

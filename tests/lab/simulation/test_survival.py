@@ -5,33 +5,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-import msgspec
 import pytest
-from sim_kit import Commits, calm_plan
+from sim_kit import Commits, agreed, plan_of
 
 from p2pdiloco.core.api.events import LeaveRequested
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco_lab.simulation.lineage import missing_spans
-from p2pdiloco_lab.simulation.seed_plan import WorldPlan
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_world import World
 
 pytestmark = pytest.mark.long
 
 SIDES = (("n0", "n1", "n2", "n3", "n4"), ("n5", "n6", "n7"))
-
-
-def plan_of(nodes: int, until_s: float, quorum: int, seed: int = 7) -> WorldPlan:
-    """Nothing goes wrong but what the test does."""
-    plan = calm_plan(nodes, until_s, quorum, seed)
-    config = msgspec.structs.replace(plan.config, group_size=64)
-    return dataclasses.replace(plan, config=config, faults=False)
-
-
-def agreed(world: World) -> list[bool]:
-    """Per fragment, whether all running nodes hold the same version."""
-    up = world.up_hosts()
-    return [len({h.stores[f].version.header.digest() for h in up}) == 1 for f in range(2)]
 
 
 def test_two_minutes_of_partition_cost_no_token_of_either_side() -> None:

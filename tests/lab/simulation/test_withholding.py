@@ -36,7 +36,7 @@ class Seen:
         plan = calm_plan(5, until_s=UNTIL_S, seed=seed)
         config = msgspec.structs.replace(plan.config, group_size=64, term_versions=term_versions)
         world = World(dataclasses.replace(plan, config=config))
-        self.liar = Withholder(kind, VICTIM, FROM_S) if kind is not None else None
+        self.liar = Withholder(kind, (VICTIM,), FROM_S) if kind is not None else None
         if self.liar is not None:
             world.perjurers[LIAR] = self.liar
         self.made: list[tuple[float, str]] = []
@@ -155,7 +155,7 @@ def test_who_stands_out_of_turn_does_not_keep_a_learner_out_for_ever(
             host.core.fragments[effect.version.header.fragment].office.lay_down("it wants a new term")
 
     monkeypatch.setattr(Turn, "look", hurried)
-    seen = OfTen(Withholder(WithheldKind.WORK, VICTIM, from_s=SINCE_S), 100.0, act)
+    seen = OfTen(Withholder(WithheldKind.WORK, (VICTIM,), SINCE_S), 100.0, act)
     versions = seen.made.total()
     assert 0 < seen.made[TENTH] < 0.4 * versions, "before, more than nine of ten"
     assert seen.merged[VICTIM] > 0.6 * versions, "before, one of ten"
