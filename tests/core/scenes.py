@@ -178,3 +178,18 @@ def doubted(chain: Chain) -> None:
     table = tuple(replace(mark, agreement=-1000) for mark in chain.marks.table)
     header = replace(chain.header, tokens=chain.header.tokens + 1, table=table_digest(table))
     chain.replace(SignedVersion(header, b""), table)
+
+
+def header(solo: Solo, learner: str, transfer: int, **odd: Any) -> list[ev.Effect]:
+    """It is read and accepted; the payload follows, or not."""
+    return solo.feed(ev.Offered(transfer, learner, contribution(learner, solo.head, **odd)))
+
+
+def here(solo: Solo, transfer: int) -> list[ev.Effect]:
+    """Its payload is here."""
+    return solo.feed(ev.PayloadReceived(transfer, 100 + transfer))
+
+
+def called(effects: list[ev.Effect]) -> list[str]:
+    """To whom closing calls went."""
+    return [send.peer for send in found(effects, ev.Send) if isinstance(send.message, msg.Closing)]
