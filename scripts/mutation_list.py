@@ -14,6 +14,7 @@ import mutation_links
 import mutation_proofs
 import mutation_roster
 import mutation_scale
+import p2pdiloco.core.follower as follower
 from mutation_kit import MUTATIONS, Patch, each_answer, each_effect, each_event, mutation
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
@@ -121,6 +122,11 @@ def a_minority_elects(patch: Patch) -> None:
         return [peer for peer in found if peer == self.me] + [peer for peer in found if peer > self.me][:1]
 
     patch.set(Shared, "voters", few)
+
+
+@mutation("usurpers", 6, 3, "authority")
+def versions_need_no_proof_of_office(patch: Patch) -> None:
+    patch.set(follower, "holds_office", lambda *arguments: True)
 
 
 @mutation("partition", 2, 60, "stuck", first_seed=7)

@@ -29,7 +29,7 @@ def two_votes_are_not_compared(patch: Patch) -> None:
     patch.set(SeenVotes, "_compare", lambda self, vote, others, giver: False)
 
 
-@mutation("liars", 4, 6, "only-liars")
+@mutation("liars", 4, 2, "only-liars", first_seed=20)
 def who_finds_a_proof_tells_nobody(patch: Patch) -> None:
     patch.set(proofs, "audience", lambda shared, now: [])
     patch.set(Gossip, "heard", lambda self, sender, message, now: None)

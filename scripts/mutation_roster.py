@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutation_kit import Patch, mutation
+from p2pdiloco.core.context import Electorate
 from p2pdiloco.core.fork_choice import Support
 from p2pdiloco.core.roster import Roster
 
@@ -14,7 +15,7 @@ def everybody_votes_who_says_so(patch: Patch) -> None:
 
 @mutation("strangers", 2, 6, "stuck")
 def newcomers_are_waited_for_in_vain_for_ever(patch: Patch) -> None:
-    patch.set(Roster, "_attending", lambda self, learners, marks: learners)
+    patch.set(Electorate, "reachable", lambda self, now: len(self.expected(now)))
 
 
 @mutation("old", 6, 6, "backed")

@@ -106,13 +106,6 @@ class Candidates:
         office = self._group, self._context.index, certificate.term
         return certificate.syncer == self._context.shared.me or bool(progress and office in progress.offices)
 
-    def is_news(self, syncer: str, now: float) -> bool:
-        """Tell whether it was elected just now among peers that had not met before: its heartbeat is on the
-        way."""
-        shared = self._context.shared
-        met = self._group == WHOLE_RUN or not shared.view.may_come(syncer, now)
-        return not met and now - self.taken_s < shared.timing.suspect_s
-
     def our_rank(self, term: int, now: float) -> int:
         """Find our rank in that term; 0: we are first."""
         shared = self._context.shared
@@ -258,7 +251,7 @@ class Trust:
         said = view.progress(syncer)
         if said and not said.votes and (self._group, self._fragment, certificate.term) not in said.offices:
             return "the syncer cannot save, and has laid the office down"
-        if not view.alive(syncer, now) and not self._candidates.is_news(syncer, now):
+        if not view.alive(syncer, now):
             silent = view.silence_s(syncer, now) >= self._shared.timing.suspect_s
             return "the syncer is silent" if silent else "the syncer is unreachable"
         return ""

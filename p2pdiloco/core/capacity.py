@@ -167,9 +167,6 @@ class UplinkMeter:
 
 TRY_EVERY_S = 3.0
 """Interval at which a disk that refused a vote is tried with it again."""
-HEARD_S = 1.0
-"""Pause before a member that has a vote again stands: another that has its own again in the same moment is
-heard of first."""
 
 
 class VoteDisk:

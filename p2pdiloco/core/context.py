@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from typing import Protocol
 
@@ -15,9 +16,9 @@ from p2pdiloco.core.api.events import UpdateApplied, VoteRecord
 from p2pdiloco.core.api.evidence import Accusation, FalseState, short_of
 from p2pdiloco.core.api.reasons import Suspicion, VersionFault
 from p2pdiloco.core.api.types import Certificate, Reach
-from p2pdiloco.core.api.versions import SignedVersion, VersionHeader, parse_group
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader, parent_index, parse_group
 from p2pdiloco.core.base import Shared
-from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.chain import Chain, plan_of
 from p2pdiloco.core.roster import Roster
 from p2pdiloco.errors import invariant
 from p2pdiloco.util import BoundedDict
@@ -83,6 +84,7 @@ class FragmentContext:
         votes: Iterable[VoteRecord],
         posts: Sequence[OwnPost],
         needs_syncer: Callable[[], bool],
+        now: float,
     ) -> None:
         self.shared = shared
         self.index = index
@@ -94,6 +96,8 @@ class FragmentContext:
         self.false_states = FalseStates(shared, chain)
         self.ballots = Ballots(votes)
         self.posts = posts
+        self.stands_s = now
+        """Time since which its head is our newest version, in this life."""
         self.moved_s = -math.inf
         """Time at which the newest version was made, or became ours."""
         self.needs_syncer = needs_syncer
@@ -108,9 +112,21 @@ class FragmentContext:
         """True: the next version is made by more than one group."""
         return self.chain.header.groups > 1
 
+    def most(self, peers: AbstractSet[str]) -> bool:
+        """Tell whether these are more than half of the head's seats; or, in a run of several groups, in more
+        than half of those groups with a seat that are just below the topmost one."""
+        plan = plan_of(self.chain.header, self.shared.config)
+        units = {}
+        for seat in self.chain.marks.seats:
+            level, place = plan.leaf_of(seat)
+            while level < len(plan.sizes) - 2:
+                level, place = level + 1, parent_index(plan.sizes, level, place)
+            units[seat] = place if self.grouped else seat
+        return 2 * len({units[seat] for seat in units.keys() & peers}) > len({*units.values()})
+
     def moved(self, now: float) -> None:
         """Note that the newest version was made, or became ours."""
-        self.moved_s = now
+        self.moved_s = self.stands_s = now
 
 
 class Fitness(IntEnum):
@@ -228,17 +244,6 @@ class Electorate:
         known = [peer for peer in unknown if shared.listing.incarnation(peer) is not None]
         return sum(self.admits(peer, now) for peer in self._roster.seats.intersection(known))
 
-    def had_votes(self, peers: Iterable[str], now: float) -> int:
-        """Count those of these that are members without a vote now. What they gave when they had one
-        counts."""
-        shared = self._shared
-        everybody = len(shared.view.voters(now)) == len(shared.view.confirmed(now))
-        if everybody and shared.votes == shared.confirmed:
-            return 0  # asked at every heartbeat
-        confirmed = {*shared.view.confirmed(now), *([shared.me] if shared.confirmed else [])}
-        mute = confirmed.intersection(peers, self._roster.seats).difference(self.voters(now))
-        return sum(self.admits(peer, now) for peer in mute)
-
     def live(self, now: float) -> list[str]:
         """List the members to count on, without oneself."""
         return self._shared.view.live(now)
@@ -248,11 +253,14 @@ class Electorate:
         return self._shared.expected_learners(now)
 
     def reachable(self, now: float) -> int:
-        """Count those of these of which a quorum may be asked for. Where they are all newcomers to a chain of
-        others, nothing is known of any but oneself."""
-        if self._roster.none_attends(self.expected(now)):
+        """Count those of these of which a quorum may be asked for: nobody on another branch. Where they are
+        all newcomers to a chain of others, nothing is known of any but oneself."""
+        learners = self.expected(now)
+        if self._roster.none_attends(learners):
             return 1
-        return len(self._roster.attending("learners", self.expected(now)))
+        view, roster = self._shared.view, self._roster
+        heads = (view.head(peer, self._fragment) for peer in roster.attending("learners", learners))
+        return sum(head is None or roster.knows(head) for head in heads)
 
     def newcomer(self, child: str) -> bool:
         """Tell whether nothing of that child was merged lately: all that is known of it is its own word."""

@@ -178,11 +178,6 @@ class ContributionQueue:
         else:
             self._shared.out.put(DiscardContribution(self._fragment, answer.ticket))
 
-    def hurry(self, now: float) -> None:
-        """Wait out no pause: the syncer calls."""
-        for first in list(self._queue)[:1]:
-            first.hurry(now)
-
     def forgive(self, lag_s: float) -> None:
         """Expect everything later by the time in which we did not run."""
         for pending in self._queue:

@@ -209,12 +209,6 @@ class Delegate:
 
     # --- its end -------------------------------------------------------------------------------------
 
-    def hurry(self, now: float) -> None:
-        """Send without waiting out a pause: the syncer above misses it."""
-        if self.partial is not None:
-            self.partial.hurry(now)
-        self.poll(now)
-
     def chain_moved(self, now: float) -> None:
         """Keep it only if the chain contains nothing of it, and everything before it, and its trust weights
         follow from the chain: another one may have taken the place of ours."""

@@ -76,7 +76,7 @@ class Office:
     chain is lighter than its own, and not while it counts on a holder.
 
     Args:
-        busy: question whether a round of ours is closing right now: then we do not vote us away.
+        busy: question whether a round of ours is closing right now: then we do not lay the office down.
     """
 
     def __init__(
@@ -85,7 +85,6 @@ class Office:
         group: str,
         electorate: Electorate,
         busy: Callable[[], bool],
-        now: float,
     ) -> None:
         self._context = context
         self._shared = context.shared
@@ -102,11 +101,9 @@ class Office:
         self._gives_up_s = 0.0
         self._candidates = Candidates(context, group, electorate)
         self._turn = Turn(context, self._candidates, self._terms)
-        self._judge = VoteJudge(
-            context, group, self, electorate, self._voter, self._terms, self._candidates, busy
-        )
+        self._judge = VoteJudge(context, group, self, electorate, self._voter, self._terms, self._candidates)
         self._trust = Trust(context, group, electorate, self._candidates)
-        self._inquiry = Inquiry(context, group, electorate, now)
+        self._inquiry = Inquiry(context, group)
         self._binding = Binding(context, electorate)
         self.changed = False
         """True: the holder changed since `take_change`."""
@@ -189,10 +186,6 @@ class Office:
         self._trust.renew()
         self._candidates.idle.made(self._chain.header.syncer, self._chain.header.term)
 
-    def stand_later(self, from_s: float) -> None:
-        """Do not stand before that time."""
-        self._turn.not_before(from_s)
-
     def lay_down(self, reason: str) -> None:
         """Lay the office down: we cannot go on as syncer (term over, disk full, leaving)."""
         if self.holding:
@@ -222,7 +215,7 @@ class Office:
         if self._trust.suspected is Suspicion.NO_VERSION:
             self._candidates.waited_in_vain(self.certificate, now)
         self._void_if_outgrown(now)
-        self._turn.unknown()
+        self._turn.due_s = None
         if self.state is OfficeState.CANDIDATE:
             if now >= self._gives_up_s:
                 self._lose(now, f"no majority in time for term {self._candidate_term}")
@@ -242,7 +235,7 @@ class Office:
             self._turn.opened(now)
         if self._voter.unsaved_votes or not self._candidates.may_stand(now):
             return
-        waits = not self._electorate.ready(now) or self._is_held(now)
+        waits = not self._electorate.ready(now)
         rests = not self.term_over() and self._trust.rests(self.certificate, now)
         if self._turn.look(waits or rests, now):
             self._stand(now, reason)
@@ -250,11 +243,6 @@ class Office:
     @property
     def _candidate_term(self) -> int:
         return self._candidacy.term if self._candidacy else 0
-
-    def _is_held(self, now: float) -> bool:
-        """Ask for the certificate if a seat is new to us only, and its group has a syncer. Tell whether that
-        is so."""
-        return self.certificate is None and self._inquiry.finds_holder(now)
 
     def _void_if_outgrown(self, now: float) -> None:
         """Void a certificate that no new member would accept any more: members came, or voters went.
@@ -275,7 +263,7 @@ class Office:
             self.lay_down(reason)
         elif self.state is OfficeState.FOLLOWING:
             self._machine.go(OfficeSignal.OPEN)
-            self._shared.out.record("office", self._fragment, f"void: {reason}", term=certificate.term)
+            shared.out.record("office", self._fragment, f"void: {reason}", term=certificate.term)
             self.changed = True
         self.certificate = None
         if stands_again:
@@ -289,9 +277,8 @@ class Office:
         self._gives_up_s = now + shared.timing.election_timeout_s
         shared.out.record("election", self._fragment, f"we stand: {reason}", term=term, **self._label())
         request = self._candidacy.request()
-        asked = self._electorate.asked(now)
-        sends = tuple(Send(peer, request) for peer in asked)
-        own = self._voter.sign(shared.me, term)
+        sends = tuple(Send(peer, request) for peer in self._electorate.asked(now))
+        own = self._voter.sign(shared.me, term, request.head.digest)
         self._give_vote(shared.me, term, sends, lambda t: self._count(own, t))
 
     def _give_vote(
@@ -333,7 +320,7 @@ class Office:
             return
         if self.state is OfficeState.CANDIDATE:
             self._lose(now, f"{sender[-6:]} stands in a later term")
-        granted = Send(sender, VoteGranted(self._voter.sign(sender, request.term)))
+        granted = Send(sender, VoteGranted(self._voter.sign(sender, request.term, request.head.digest)))
         if self.holding:
             self.lay_down("a majority may elect another")
         self._turn.voted(now + self._shared.timing.election_timeout_s)
@@ -346,7 +333,8 @@ class Office:
         """Count a vote for us. Returns what is wrong with a false one."""
         if vote.body.voter != sender:
             return MessageFault.VOTE_OF_ANOTHER
-        if vote.body.term != (self.term if self.holding else self._candidate_term):
+        ours = vote.body.term == (self.term if self.holding else self._candidate_term)
+        if not ours or self._chain.find(vote.body.base) is None:  # else for going on from a head that we left
             return None
         fault = why_not_for(self._context, self._group, vote)
         if fault is None and self.holding:
@@ -425,9 +413,8 @@ class Office:
     def on_claim(self, peer: str, term: int, now: float) -> None:
         """Ask for a certificate that we lack: a heartbeat claims an office. Who could not be elected is not
         asked."""
-        if self._shared.confirmed and not self._electorate.decides(peer, now):
-            return
-        self._inquiry.claimed(peer, term, self.term, now)
+        if not self._shared.confirmed or self._electorate.decides(peer, now):
+            self._inquiry.claimed(peer, term, self.term, now)
 
 
 class Turn:
@@ -472,10 +459,6 @@ class Turn:
         self._voted_until_s = 0.0
         self._open_since_s = self._vacant_since_s = None
 
-    def not_before(self, from_s: float) -> None:
-        """Let it come at that time at the earliest."""
-        self._not_before_s = max(self._not_before_s, from_s)
-
     def voted(self, until_s: float) -> None:
         """Pause for another that has our vote: until the office is filled, or that time."""
         self._voted_until_s = until_s
@@ -498,15 +481,12 @@ class Turn:
         takes votes.
         """
         self._failures += 1
-        self.not_before(now + backoff_s(self._shared.timing.retry_s, self._failures))
+        pause_s = backoff_s(self._shared.timing.retry_s, self._failures)
+        self._not_before_s = max(self._not_before_s, now + pause_s)
 
     def served(self) -> None:
         """Note that a round of ours was merged."""
         self._failures = 0
-
-    def unknown(self) -> None:
-        """Forget when it comes, until the next look."""
-        self.due_s = None
 
     def look(self, waits: bool, now: float) -> bool:
         """Work out when it comes, and tell whether it has come. `waits`: others are to be heard of first."""
@@ -527,19 +507,17 @@ MAX_ASKED = 64
 
 
 class Inquiry:
-    """Inquiry after the certificate of one group's office, from when our seat in it was taken.
+    """Inquiry after the certificate of one group's office.
 
     A peer that claims to hold the office is asked for the proof.
 
     Rules: docs/protocol/election.md, section 10.
     """
 
-    def __init__(self, context: FragmentContext, group: str, electorate: Electorate, now: float) -> None:
+    def __init__(self, context: FragmentContext, group: str) -> None:
         self._shared = context.shared
-        self._electorate = electorate
         self._fragment = context.index
         self._group = group
-        self._since_s = now
         self._asked_s: BoundedDict[str, float] = BoundedDict(MAX_ASKED)
         """Times at which claimants were asked: each has its own pause, or one that claims what it has not,
         again and again, would keep us from asking whoever has it."""
@@ -550,20 +528,3 @@ class Inquiry:
         if term > known_term and now >= due_s:
             self._asked_s[peer] = now
             self._shared.out.send(peer, OfficeQuery(self._group, self._fragment, known_term))
-
-    def finds_holder(self, now: float) -> bool:
-        """Tell whether a seat is new to us only, and its group has a syncer; ask that for its certificate. We
-        have none. Who could not be elected there claims what he likes."""
-        if self._group == WHOLE_RUN:
-            return False
-        claims = self._shared.claims.of(self._fragment, self._group)
-        live = [
-            (term, peer)
-            for peer, term in claims.items()
-            if self._electorate.decides(peer, now) and self._shared.view.alive(peer, now)
-        ]
-        if not live or now >= self._since_s + self._shared.timing.suspect_s:
-            return False
-        term, peer = max(live)
-        self.claimed(peer, term, 0, now)
-        return True

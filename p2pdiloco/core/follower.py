@@ -36,6 +36,7 @@ from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue, commit_effect
 from p2pdiloco.core.fork_choice import NamedHeads
 from p2pdiloco.core.pending import unsigned
+from p2pdiloco.core.voting import holds_office
 from p2pdiloco.util import BoundedDict, Machine, direct_members
 
 
@@ -301,18 +302,15 @@ class Follower:
         self._shared.out.ask(step, heard, self._fragment)
 
     def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
-        if fault.forked:
-            self._siblings.forked([peer, *self.heads.able(self._chain.head.number)], now)
         if fault is VersionFault.UNBACKED and self._shared.confirmed:
             self._shared.out.send(peer, Unbacked(self._fragment))
-        if fault.innocent and peer in self.heads.unproven:
-            self.heads.is_of_a_fork(peer)
         if fault.forked:
             self._unless_supported(peer, now)
         if fault.innocent:
             self._done(now, ok=False)
         else:
-            self._disappointed(peer, True, now)
+            # Fewer may be here than were where it was elected.
+            self._disappointed(peer, fault is not VersionFault.UNELECTED, now)
         self._need_state = self._need_state or fault.forked
 
     def _why_not(self, version: SignedVersion, giver: str, now: float) -> VersionFault | None:
@@ -325,9 +323,6 @@ class Follower:
             return VersionFault.SIGNATURE
         if not self.heads.proven(header, giver, now):
             return VersionFault.UNBACKED
-        certificate = None if self._context.grouped else self._context.leaf.office.certificate
-        if certificate and header.term == certificate.term and header.syncer != certificate.syncer:
-            return VersionFault.OTHER_SYNCER
         if not self._chain.is_child(header):
             moved = header.number != self._chain.head.number + 1
             return VersionFault.CHAIN_MOVED if moved else VersionFault.PARENT_DIFFERS
@@ -335,6 +330,8 @@ class Follower:
             return VersionFault.FALSE_STATE
         if header.term > self._chain.header.term + MOST_TERMS:
             return VersionFault.FALSE_TERM
+        if not holds_office(self._context, header, now):
+            return VersionFault.UNELECTED
         if not plausible(header, config):
             return VersionFault.IMPLAUSIBLE_TOKENS
         wrong = version_fault(self._chain, header, config) or self._context.repairs.fault(header)
@@ -483,8 +480,6 @@ class Doubts:
 MOST_SHOWN = 32
 """Peers that were shown a version of ours last, whom it is not shown again at once."""
 AGAIN_S = 5.0
-MOST_GIVERS = 8
-"""Peers that are shown our head at one go, when it turns out to be of another branch than theirs."""
 
 
 class ShownVersions:
@@ -509,12 +504,6 @@ class ShownVersions:
             return
         if head.number:
             self._show(peer, ours, now)
-
-    def forked(self, peers: Iterable[str], now: float) -> None:
-        """Show these our head: what they follow does not follow from it."""
-        if self._chain.head.number:
-            for peer in list(peers)[:MOST_GIVERS]:
-                self._show(peer, self._chain.signed, now)
 
     def _show(self, peer: str, ours: SignedVersion, now: float) -> None:
         key = peer, ours.header.digest()

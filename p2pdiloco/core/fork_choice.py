@@ -34,10 +34,9 @@ LONG_AGO_S = -1e18
 class NamedHeads:
     """Heads that other members name and that are not in our chain.
 
-    A head is a claim. It counts if the member that names it has a seat (`Roster.known`), or holds an office
-    by a certificate that we hold. What others name is unproven, whatever it weighs: it is asked for only
-    where nothing else is to be followed, and taken only if a seat has made it. So a stranger moves no
-    parameter.
+    A head is a claim. It counts if the member that names it has a seat (`Roster.known`). What others name is
+    unproven, whatever it weighs: it is asked for only where nothing else is to be followed, and taken only if
+    a seat has made it. So a stranger moves no parameter.
 
     The heavier one of two sides may be one of few seats. Then neither side would follow. So a member that
     finds too few on a side says so (`Unbacked`), and there those yield whom more than a third of the seats
@@ -58,8 +57,6 @@ class NamedHeads:
         """Heads that are to be followed, by who names them, as of the last look."""
         self.unproven: dict[str, Head] = {}
         """Heavier heads that do not count, where nothing else is to be followed."""
-        self._proved: dict[str, bytes] = {}
-        """Peers whose head is of a fork that a seat has made; for one head of ours."""
         self._yields: dict[str, float] = {}
         """Members to whose lighter chain we yield, and until when."""
         self._freely = False
@@ -81,10 +78,7 @@ class NamedHeads:
         if peer in self._shared.excluded:
             return False
         roster = self._context.roster
-        if peer in (roster.given if self._shared.confirmed else roster.known):
-            return True
-        certificates = (post.office.certificate for post in self._context.posts)
-        return any(c is not None and c.syncer == peer for c in certificates)
+        return peer in (roster.given if self._shared.confirmed else roster.known)
 
     def look(self, now: float) -> dict[str, Head]:
         """Choose the heads to follow, as of now."""
@@ -97,11 +91,7 @@ class NamedHeads:
         ours, false = self._chain.head.weight, self._context.false_states
         named = self._named.items()
         heavier = {peer: head for peer, head in named if head.weight > ours and head.digest not in false}
-        self.wanted = {
-            peer: head
-            for peer, head in heavier.items()
-            if self.counts(peer, now) or self._proved.get(peer) == self._chain.head.digest
-        }
+        self.wanted = {peer: head for peer, head in heavier.items() if self.counts(peer, now)}
         self.wanted |= self._yielded(now)
         self.unproven = {} if self.wanted else heavier
         return self.wanted
@@ -118,10 +108,6 @@ class NamedHeads:
         if self._starts:
             return self.beginning.supports(giver) or self.beginning.follows(header.head())
         return self.counts(giver, now) or self.counts(header.syncer, now)
-
-    def is_of_a_fork(self, peer: str) -> None:
-        """Note that a seat has made the other chain of which that peer has a version."""
-        self._proved[peer] = self._chain.head.digest
 
     def yields_to(self, peer: str, now: float) -> bool:
         """Tell whether we take the chain of that member though it is lighter."""
@@ -207,7 +193,6 @@ class NamedHeads:
             self.verified = self.verified or (peer not in self._unsure and self.counts(peer, now))
             del self._named[peer]
         self._yields = {}
-        self._proved.clear()
         self.look(now)
 
     # --- sides that know each other only one way -----------------------------------------------------------

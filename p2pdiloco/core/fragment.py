@@ -39,7 +39,7 @@ class Fragment:
         self.index = index
         self.chain = Chain(restored.log, restored.watermarks, keep, config.seats)
         posts: list[GroupPost] = []
-        self.context = FragmentContext(shared, index, self.chain, votes, posts, self._needs_syncer)
+        self.context = FragmentContext(shared, index, self.chain, votes, posts, self._needs_syncer, now)
         self.witnesses = Witnesses(self.chain, shared.timing.durable_s)
         self.own = ContributionQueue(self.context, lambda now: self.follower.behind(now))
         self.posts = Posts(self.context, self.own, posts, self._request, now)
@@ -156,7 +156,6 @@ class Fragment:
             # What we have is on its way or held, and answers the call by itself; or it is in a version that
             # is on its way to us, and this is the call for the next one.
             self._called_early = (sender, call)
-            self.own.hurry(now)
         else:
             self._open_call, self._caller = call, sender
             self._request()

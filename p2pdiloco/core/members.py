@@ -611,5 +611,9 @@ class Health:
         if late_s < LAG_S:
             return 0.0
         self._counted_s = now
-        self.listens_until_s = now + LISTEN_S
+        self.listen(now)
         return late_s
+
+    def listen(self, now: float) -> None:
+        """Hear the others for a while before we stand."""
+        self.listens_until_s = now + LISTEN_S

@@ -26,7 +26,7 @@ from p2pdiloco.core.api.types import REACH_WORDS, WHOLE_RUN, Head
 from p2pdiloco.core.api.versions import MemberList, is_group, leaf_index
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.candidates import ranking
-from p2pdiloco.core.capacity import HEARD_S, asked_bits_per_s
+from p2pdiloco.core.capacity import asked_bits_per_s
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.fork_choice import Grounds
 from p2pdiloco.core.fragment import Fragment
@@ -176,8 +176,8 @@ class Heartbeats:
         self._shared.out.record("disk", None, reason)
         for fragment in self._fragments:
             fragment.touch()
-            for post in fragment.posts.taken:
-                post.office.stand_later(now + HEARD_S)
+        # Another whose disk has room again in the same moment is heard of first.
+        self._shared.health.listen(now)
         self.tell_neighbours(now)
 
     def miscalculates(self, _event: Miscalculates, now: float) -> None:

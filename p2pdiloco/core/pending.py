@@ -136,11 +136,6 @@ class Underway:
         """Expect it later by time in which we did not run: that was not the syncer's slowness."""
         self.deadline_s += lag_s
 
-    def hurry(self, now: float) -> None:
-        """Wait out no pause."""
-        if self.state is SendState.WAITING:
-            self.retry_at_s = now
-
     def retry(self, now: float, pause_s: float = 0.0) -> None:
         """Send it again: at once, or after a pause that grows with the attempts."""
         self.offer = None

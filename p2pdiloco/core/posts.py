@@ -415,7 +415,7 @@ class GroupPost:
         else:
             self.electorate = LeafElectorate(shared, context.index, roster, plan, self.index, now)
             inbox = LearnerInbox(context)
-        self.office = Office(context, self.name, self.electorate, lambda: self.round.busy, now)
+        self.office = Office(context, self.name, self.electorate, lambda: self.round.busy)
         self.seen = SeenVotes(context, self.name)
         """Votes of others, in which a second one of the same term is found."""
         self.delegate = None if self.top else Delegate(context, self.name, self.level, hierarchy)

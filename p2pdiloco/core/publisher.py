@@ -32,6 +32,7 @@ from p2pdiloco.core.api.papers import Paper
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     WHOLE_RUN,
+    Certificate,
     ContributionHeader,
     Contributor,
     Ticket,
@@ -96,9 +97,6 @@ class Merger(Protocol):
 
     def chain_moved(self, now: float) -> None:
         """Take in that the chain has a new head."""
-
-    def hurry(self, now: float) -> None:
-        """Do not wait any longer: the group above calls and has nothing of us."""
 
 
 class Hierarchy(Protocol):
@@ -194,9 +192,6 @@ class Publisher:
     def chain_moved(self, now: float) -> None:
         """Do nothing: a publisher keeps nothing."""
 
-    def hurry(self, now: float) -> None:
-        """Do nothing: no group is above us."""
-
     def _merged(
         self,
         job: Job,
@@ -278,8 +273,16 @@ class Publisher:
             partials=in_a_version(limits, making.merged),
             repairs=repairs.header.digest() if repairs is not None and merged.repaired else None,
             papers=papers,
+            elected=self._proof(job),
         )
         return SignedVersion(header, self._shared.sign("version", header))
+
+    def _proof(self, job: Job) -> Certificate | None:
+        """Find the proof of our office, unless the head is a version of ours in this term."""
+        parent = self._chain.header
+        if (parent.term, parent.syncer) == (job.term, self._shared.me):
+            return None
+        return next((post.office.certificate for post in self._context.posts if post.name == job.group), None)
 
     def _continuation(self, version: SignedVersion, update: Ticket, now: float) -> tuple[Effect, ...]:
         """List what may happen once the version is durable: it becomes ours, and those around us may know."""

@@ -29,7 +29,7 @@ from p2pdiloco.core.api.papers import (
     is_sound,
     signatures_of,
 )
-from p2pdiloco.core.api.types import Verify
+from p2pdiloco.core.api.types import Head, Verify
 from p2pdiloco.core.chain import LATELY_VERSIONS, Chain, Marks
 from p2pdiloco.core.members import Derived
 from p2pdiloco.core.seating import LINK_PLACES, NO_SEAT, Seating, deputies, is_next
@@ -256,6 +256,10 @@ class Roster:
         """Tell whether others work by our chain, and of these learners nothing was merged lately: that they
         train, and bring anything, is their own word."""
         return bool(self._chain.marks.lately) and not any(map(self.attends, learners))
+
+    def knows(self, head: Head) -> bool:
+        """Tell whether that head is our head, or an ancestor of it that we remember."""
+        return self._chain.knows(head.number, head.digest)
 
     def attends(self, learner: str) -> bool:
         """Tell whether something of that learner was merged lately. Else it is a newcomer (again): no quorum

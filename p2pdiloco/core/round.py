@@ -329,8 +329,6 @@ class Round:
             self.poll(now)
         elif self.state is RoundState.CLOSING:
             self._window.shorten(now + self._window.called(sender, call))
-        elif self.state is RoundState.PUBLISHING:
-            self._merger.hurry(now)
 
     def last_call(self, now: float) -> bool:
         """Ask everybody, once, for what there is, if we leave and no other would be syncer after us. Tell

@@ -5,6 +5,7 @@ Rules: docs/protocol/election.md, sections 4, 5 and 10.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -14,8 +15,9 @@ from p2pdiloco.core.api.messages import VoteRefused, VoteRequest
 from p2pdiloco.core.api.papers import TwoVotes
 from p2pdiloco.core.api.reasons import MessageFault, VoteRefusal
 from p2pdiloco.core.api.types import MAX_VOTES, WHOLE_RUN, Certificate, Head, Vote, VoteBody
+from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.candidates import Candidates
-from p2pdiloco.core.chain import MOST_TERMS
+from p2pdiloco.core.chain import MOST_TERMS, Chain, plan_of
 from p2pdiloco.core.context import Electorate, FragmentContext, Tenure
 from p2pdiloco.util import BoundedDict
 
@@ -52,10 +54,10 @@ class Voter:
             return VoteRefusal.VOTE_GIVEN
         return VoteRefusal.SAVING if self.unsaved_votes >= MAX_UNSAVED else None
 
-    def sign(self, candidate: str, term: int) -> Vote:
-        """Make the vote itself; it must be durable before it leaves us."""
-        shared = self._shared
-        body = VoteBody(shared.config.run, self._group, self._context.index, term, candidate, shared.me)
+    def sign(self, candidate: str, term: int, base: bytes) -> Vote:
+        """Make the vote itself, to go on from that head; it must be durable before it leaves us."""
+        shared, index = self._shared, self._context.index
+        body = VoteBody(shared.config.run, self._group, index, term, candidate, shared.me, base)
         return Vote(body, shared.sign("vote", body))
 
     def give(
@@ -186,9 +188,6 @@ class VoteJudge:
     It gives no vote itself, and tells a candidate that gets none why.
 
     Rules: docs/protocol/election.md, section 5.
-
-    Args:
-        busy: question whether a round of ours is closing right now: then we do not vote us away.
     """
 
     def __init__(
@@ -200,7 +199,6 @@ class VoteJudge:
         voter: Voter,
         terms: Terms,
         candidates: Candidates,
-        busy: Callable[[], bool],
     ) -> None:
         self._shared = context.shared
         self._fragment = context.index
@@ -212,7 +210,6 @@ class VoteJudge:
         self._voter = voter
         self._terms = terms
         self._candidates = candidates
-        self._busy = busy
 
     def grants(self, candidate: str, request: VoteRequest, now: float) -> bool:
         """Tell whether that candidate is to get our vote; one that is not is told why."""
@@ -266,8 +263,6 @@ class VoteJudge:
             and self._office.open_s(now) < LAST_AFTER_S
         ):
             return VoteRefusal.OUT_OF_TURN
-        if self._busy():
-            return VoteRefusal.CLOSING
         return None
 
     def _why_not_over(
@@ -297,7 +292,7 @@ class Binding:
         self._shared = context.shared
         self._electorate = electorate
         self._look_s = -1e18
-        self._lost_since_s: float | None = None
+        self._lost_since_s = math.inf
         self.term = 0
         """Term of the last certificate that did."""
 
@@ -305,28 +300,24 @@ class Binding:
         """Add a vote that came after the majority to our certificate. Who counts more voters than we do asks
         for it again, and accepts it then. Else a member that tells some of us that it votes, and others that
         it does not, keeps the ones out of the others' rounds."""
-        known = {} if certificate is None else {each.body.voter: each for each in certificate.votes}
         voter = vote.body.voter
-        if certificate is None or voter in known or len(known) >= MAX_VOTES:
+        if certificate is None or len(certificate.votes) >= MAX_VOTES:
             return certificate
         if not self._electorate.count([voter], now):
             return certificate
-        return replace(certificate, votes=tuple(each for _, each in sorted({**known, voter: vote}.items())))
+        known = {voter: vote} | {each.body.voter: each for each in certificate.votes}
+        return replace(certificate, votes=tuple(each for _, each in sorted(known.items())))
 
     def lost(self, certificate: Certificate, patience_s: float, now: float) -> bool:
         """Tell whether it has bound no member for so long."""
         if now < self._look_s:
             return False
         self._look_s = now + self._shared.timing.heartbeat_s
-        if binds(certificate, self._electorate, now):
-            self._lost_since_s, self.term = None, certificate.term
-            return False
-        if self._lost_since_s is None:
-            self._lost_since_s = now
-        if now - self._lost_since_s < patience_s:
-            return False
-        self._lost_since_s = None
-        return True
+        bound = binds(certificate, self._electorate, now)
+        if bound:
+            self.term = certificate.term
+        self._lost_since_s = math.inf if bound else min(self._lost_since_s, now)
+        return now - self._lost_since_s >= patience_s
 
 
 HEARSAY = MOST_TERMS // 2
@@ -413,23 +404,18 @@ class SeenVotes:
 def why_not_for(context: FragmentContext, group: str, vote: Vote) -> MessageFault | None:
     """Say why this is no vote for us in that group; None if it is one."""
     body, shared = vote.body, context.shared
-    if (body.run, body.group, body.fragment, body.candidate) != (
-        shared.config.run,
-        group,
-        context.index,
-        shared.me,
-    ):
+    ours = body.run, body.group, body.fragment, body.candidate
+    if ours != (shared.config.run, group, context.index, shared.me):
         return MessageFault.VOTE_FOR_ANOTHER
     signed = shared.signed_by(body.voter, "vote", body, vote.signature)
     return None if signed else MessageFault.VOTE_SIGNATURE
 
 
-def binds(certificate: Certificate, electorate: Electorate, now: float) -> bool:
-    """Tell whether those who voted are still a majority of today's voters, as we see them."""
-    voters = electorate.voters(now)
+def binds(certificate: Certificate, electorate: Electorate, now: float, half: bool = False) -> bool:
+    """Tell whether those who voted are still a majority of those that vote here today; or `half` of them."""
     gave = {vote.body.voter for vote in certificate.votes}
-    unheard = electorate.out_of_earshot(gave, now) + electorate.had_votes(gave, now)
-    return 2 * (len(gave.intersection(voters)) + unheard) > len(voters) + unheard
+    unheard = electorate.out_of_earshot(gave, now)
+    return 2 * (electorate.count(gave, now) + unheard) + half > electorate.size(now) + unheard
 
 
 def why_not_certified(
@@ -449,22 +435,70 @@ def why_not_certified(
     if len(named) < len(certificate.votes):
         return MessageFault.CERTIFICATE_REPEATS
     if shared.confirmed:
-        unheard = electorate.out_of_earshot(named, now) + electorate.had_votes(named, now)
-        if 2 * (electorate.count(named, now) + unheard) <= electorate.size(now) + unheard:
+        if not binds(certificate, electorate, now):
             return MessageFault.CERTIFICATE_MINORITY
     elif certificate.syncer not in named or not shared.has_seat(certificate.syncer):
         return MessageFault.CERTIFICATE_MINORITY
+    return None if are_signed(context, certificate) else MessageFault.CERTIFICATE_SIGNATURE
+
+
+def are_signed(context: FragmentContext, of: Certificate) -> bool:
+    """Tell whether all votes of a certificate are signed, and are for its syncer."""
+    shared = context.shared
     # Those that count first: whoever only names them has not signed, and strangers' votes may be many.
-    for vote in sorted(certificate.votes, key=lambda vote: not shared.has_seat(vote.body.voter)):
-        body = vote.body
-        expected = VoteBody(
-            shared.config.run,
-            certificate.group,
-            context.index,
-            certificate.term,
-            certificate.syncer,
-            body.voter,
-        )
-        if body != expected or not shared.signed_by(body.voter, "vote", body, vote.signature):
-            return MessageFault.CERTIFICATE_SIGNATURE
-    return None
+    for vote in sorted(of.votes, key=lambda vote: not shared.has_seat(vote.body.voter)):
+        voter, run = vote.body.voter, shared.config.run
+        body = VoteBody(run, of.group, context.index, of.term, of.syncer, voter, vote.body.base)
+        if vote.body != body or not shared.signed_by(voter, "vote", body, vote.signature):
+            return False
+    return True
+
+
+STANDS_S = 30.0
+"""Time without a version, beside that of 2 H inner steps, after which any weak certificate is taken: of
+several branches with few seats each, none would else be followed."""
+
+
+def holds_office(context: FragmentContext, header: VersionHeader, now: float) -> bool:
+    """Tell whether the maker of a child of our head holds the office.
+
+    It goes on with its parent's term, or was elected on this branch: by more than half of the seats of its
+    parent's table, whoever is here (a full certificate), or by fewer (a weak one), if they are half of those
+    that are here. In a run of several groups the seats of each group just below the topmost one count as one,
+    and where a member hears only its own group, that one's syncer says who is here.
+
+    Rules: docs/protocol/election.md, section 6.
+    """
+    chain, parent, proof = context.chain, context.chain.header, header.elected
+    if (header.term, header.syncer) == (parent.term, parent.syncer):
+        first = chain.logged(header.number - context.shared.config.term_versions)
+        return first is None or (first.header.term, first.header.syncer) != (header.term, header.syncer)
+    mine = plan_of(parent, context.shared.config).topmost, context.index, header.term, header.syncer
+    if proof is None or (proof.group, proof.fragment, proof.term, proof.syncer) != mine:
+        return False
+    named = {vote.body.voter for vote in proof.votes}
+    seats = chain.marks.seats & named
+    if not seats or len(named) < len(proof.votes) or not _is_of_this_branch(chain, proof):
+        return False
+    return (context.most(seats) or _binds_us(context, header, proof, now)) and are_signed(context, proof)
+
+
+def _binds_us(context: FragmentContext, header: VersionHeader, proof: Certificate, now: float) -> bool:
+    shared = context.shared
+    if now > context.stands_s + STANDS_S + 2 * shared.config.inner_steps * shared.median_step_s(now):
+        return True
+    for post in context.posts:
+        if post.name == proof.group:
+            if post.office.takes(now):
+                return (post.office.term, post.office.syncer) == (header.term, header.syncer)
+            return binds(proof, post.electorate, now, half=True)
+    holder = context.leaf.office.syncer
+    stands_on = shared.view.head(holder, context.index) if holder else header.head()
+    return stands_on == header.head() or any(vote.body.voter == holder for vote in proof.votes)
+
+
+def _is_of_this_branch(chain: Chain, proof: Certificate) -> bool:
+    """Tell whether all voted for going on from an ancestor of the next version, as far as our log says."""
+    if chain.logged(proof.start_number):
+        return all(chain.find(vote.body.base) for vote in proof.votes)
+    return proof.start_number < chain.head.number

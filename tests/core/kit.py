@@ -31,7 +31,14 @@ from p2pdiloco.core.api.types import (
     Wire,
     signed_bytes,
 )
-from p2pdiloco.core.api.versions import MemberList, SignedVersion, VersionHeader, in_a_version
+from p2pdiloco.core.api.versions import (
+    MemberList,
+    SignedVersion,
+    VersionHeader,
+    group_name,
+    in_a_version,
+    level_sizes,
+)
 from p2pdiloco.core.chain import Chain, Marks, founding, marks_of
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
@@ -40,6 +47,7 @@ from p2pdiloco_lab.simulation.lineage import HashCrypto
 RUN = "run"
 STEP_S = 0.1
 FIRST = Stamp(1, 1)
+TERM_VERSIONS = 4
 Found = TypeVar("Found")
 SEATS = ("me", *(f"p{n}" for n in range(1, 5)))
 """Founding seats of hand-made runs, in the order of places. Whoever is to have none has another name."""
@@ -86,7 +94,7 @@ def config(fragments: int = 1, timing: dict[str, float] | None = None, **changes
         "grace_fraction": 0.5,
         "grace_cap_s": 10.0,
         "group_size": 8,
-        "term_versions": 4,
+        "term_versions": TERM_VERSIONS,
         "log_versions": 6,
         "max_base_age_versions": 3,
         "tokens_per_step": 10,
@@ -118,14 +126,15 @@ def child(
     parent: VersionHeader,
     syncer: str = "p1",
     learners: tuple[str, ...] = ("p1",),
-    term: int = 1,
+    term: int | None = None,
     by: str = "",
     group_size: int = 8,
     seats: tuple[str, ...] = SEATS,
     **odd: Any,
 ) -> SignedVersion:
     """A rightly signed next version, into which each learner's next stamp of its first life went. `by`:
-    somebody who signed for all learners. `seats`: the founding ones, if the parent is version 0."""
+    somebody who signed for all learners. `seats`: the founding ones, if the parent is version 0. `term`: if
+    none is named, the one in which it is where all are as long as they may be."""
     parts = tuple(Contributor(p, Stamp(1, parent.number + 1), 40, 4) for p in learners)
     before, parent_chain = marks_at(parent, seats), chain_to(parent, seats)
     given = [replace(p, votes=p.learner in before.seats) for p in odd.pop("contributors", parts)]
@@ -140,7 +149,7 @@ def child(
         "fragment": parent.fragment,
         "number": parent.number + 1,
         "parent": parent.digest(),
-        "term": term,
+        "term": 1 + parent.number // TERM_VERSIONS if term is None else term,
         "syncer": syncer,
         "tokens": usual.tokens,
         "state_digest": digest("state", parent.state_digest, learners),
@@ -154,7 +163,19 @@ def child(
     marks = before.after(parent.number + 1, merged, odd.get("papers", ()))
     plan = chain.plan_of(parent, config(parent.fragment + 1, group_size=group_size))
     values["partials"] = in_a_version(values["limits"], partials_of(plan, merged, values["limits"]))
-    header = VersionHeader(**(values | {"table": marks.digest} | odd))
+    made = values | {"table": marks.digest} | odd
+    if (parent.term, parent.syncer) != (made["term"], made["syncer"]) and "elected" not in odd:
+        top = len(level_sizes(parent.groups, group_size)) - 1
+        made["elected"] = certificate(
+            made["syncer"],
+            tuple(before.seats),
+            made["term"],
+            parent.number,
+            parent.fragment,
+            parent.digest(),
+            group_name(parent.epoch, parent.groups, top, 0),
+        )
+    header = VersionHeader(**made)
     TABLES[header.digest()] = marks
     return SignedVersion(header, sign(header.syncer, "version", header))
 
@@ -172,18 +193,27 @@ def branch(length: int, fragment: int = 0, syncer: str = "p1", **odd: Any) -> li
     return chain
 
 
-def vote(voter: str, candidate: str, term: int, fragment: int = 0) -> Vote:
-    """A signed vote."""
-    body = VoteBody(RUN, WHOLE_RUN, fragment, term, candidate, voter)
+def vote(
+    voter: str, candidate: str, term: int, fragment: int = 0, base: bytes = b"", group: str = WHOLE_RUN
+) -> Vote:
+    """A signed vote. `base`: the head from which the candidate goes on; version 0, if none is named."""
+    base = base or genesis(fragment).header.digest()
+    body = VoteBody(RUN, group, fragment, term, candidate, voter, base)
     return Vote(body, sign(voter, "vote", body))
 
 
 def certificate(
-    syncer: str, voters: tuple[str, ...], term: int = 1, start: int = 0, fragment: int = 0
+    syncer: str,
+    voters: tuple[str, ...],
+    term: int = 1,
+    start: int = 0,
+    fragment: int = 0,
+    base: bytes = b"",
+    group: str = WHOLE_RUN,
 ) -> Certificate:
     """The votes of these voters for this syncer."""
-    votes = tuple(vote(v, syncer, term, fragment) for v in sorted(voters))
-    return Certificate(WHOLE_RUN, fragment, term, syncer, start, votes)
+    votes = tuple(vote(v, syncer, term, fragment, base, group) for v in sorted(voters))
+    return Certificate(group, fragment, term, syncer, start, votes)
 
 
 def contribution(learner: str, base: Head, stamp: Stamp = FIRST, **odd: Any) -> SignedContribution:

@@ -130,7 +130,7 @@ class Weather(RuleBasedStateMachine):
         if isinstance(effect, slow | ev.Merge | ev.FetchUpdate | ev.FetchState | ev.ApplyUpdate):
             self.open.append(effect)
         for fragment in (0, 1):
-            jobs = ev.Merge | ev.FetchUpdate | ev.FetchState | ev.ApplyUpdate
+            jobs = ev.Merge | ev.FetchState | ev.ApplyUpdate  # an update of who is in doubt comes beside
             assert sum(isinstance(e, jobs) and e.fragment == fragment for e in self.open) <= 1, "one spare"
 
     def check_sent(self, message: msg.Message) -> None:

@@ -27,7 +27,7 @@ from kit import (
     vote,
 )
 from refusal_rows import ELSEWHERE, GROUP, LEAF, PAYLOAD, Below, Effects, too_many, unsound, verdicts
-from scenes import FORGED_STATEMENTS, due_again, expels, left_out, one_round, shown_a_lie, syncer
+from scenes import FORGED_STATEMENTS, expels, left_out, shown_a_lie, syncer
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
@@ -41,7 +41,7 @@ from p2pdiloco.core.api.reasons import (
     VersionFault,
     VoteRefusal,
 )
-from p2pdiloco.core.api.types import Certificate, Contributor, Head, Reach, Stamp, Vote
+from p2pdiloco.core.api.types import Certificate, Contributor, Head, Stamp, Vote
 from p2pdiloco.core.api.versions import SignedVersion
 
 PEERS = ("p1", "p2", "p3", "p4")
@@ -184,12 +184,10 @@ def test_a_failure_of_the_only_holder_is_forgiven_soon_if_it_is_nobodys_fault(fa
 # --- versions ----------------------------------------------------------------------------------------
 
 
-def fetched(version: SignedVersion, term: int = 0) -> Effects:
+def fetched(version: SignedVersion) -> Effects:
     """An update comes with this header, and whatever follows."""
     solo, _ = asks_for_update()
     solo.hear("p2", heads=(branch(1)[1].header.head(),))
-    if term:
-        solo.elect("p2", term)
     return solo.answer(ev.FetchUpdate, ev.UpdateFetched(version, 900)) + solo.wait(1.0, silent=PEERS)
 
 
@@ -234,7 +232,7 @@ def by_another() -> tuple[Contributor, ...]:
 VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.CHAIN_MOVED: lambda: fetched(odd(number=2)),
     VersionFault.PARENT_DIFFERS: lambda: fetched(odd(parent=bytes(32))),
-    VersionFault.OTHER_SYNCER: lambda: fetched(odd(term=5), term=5),
+    VersionFault.UNELECTED: lambda: fetched(odd(elected=None)),
     VersionFault.DIGEST_DIFFERS: another_result,
     VersionFault.FALSE_STATE: lambda: another_result(certain=True),
     VersionFault.WRONG_FRAGMENT: lambda: fetched(odd(codec="fp8")),
@@ -300,18 +298,6 @@ def newcomer() -> Effects:
     return asked(solo, 1)
 
 
-def in_the_middle_of_a_round() -> Effects:
-    """We leave the office to others, as we cannot be dialled, but not before the version that is begun."""
-    solo = syncer(peers=("p1", "p2", "p3"))
-    one_round(solo, "p1", "p2")
-    solo.wait(5.0)
-    due_again(solo, "p1", 21)
-    due_again(solo, "p2", 22)
-    solo.core.shared.reached(Reach.OUTBOUND)
-    assert solo.fragment.round.closing
-    return asked(solo, solo.fragment.office.term + 1)
-
-
 def ahead_by_its_own_word() -> Effects:
     return after(lambda solo: solo.elect("p2"), 2, head=branch(4)[4].header.head())
 
@@ -357,7 +343,6 @@ VOTES: dict[VoteRefusal, Callable[[], Effects]] = {
     VoteRefusal.DISTRUSTED: lambda: after(lambda s: s.core.shared.distrust.add("p1", s.now), 1),
     VoteRefusal.EXPELLED: lambda: asked(expels(syncer(PEERS, loss_audits=0.5), "p1"), 2),
     VoteRefusal.OUT_OF_TURN: made_nothing_of_it,
-    VoteRefusal.CLOSING: in_the_middle_of_a_round,
 }
 
 

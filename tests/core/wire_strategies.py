@@ -59,7 +59,9 @@ def stamps() -> Draw[Stamp]:
 
 
 def votes(peers: Draw[str] = texts, fragments: Draw[int] = counts) -> Draw[Vote]:
-    return st.builds(Vote, st.builds(VoteBody, texts, texts, fragments, counts, peers, peers), signatures)
+    return st.builds(
+        Vote, st.builds(VoteBody, texts, texts, fragments, counts, peers, peers, digests), signatures
+    )
 
 
 def versions(fragments: Draw[int] = counts, groups: Draw[str] = texts) -> Draw[SignedVersion]:

@@ -208,7 +208,8 @@ class Perjurer:
         """Change what its core says to that peer."""
         if self.kind is LieKind.VOTES and isinstance(message, VoteRefused):
             run, group = self._world.plan.config.run, message.group
-            body = VoteBody(run, group, message.fragment, message.term, peer, self._peer)
+            base = self._world.hosts[peer].stores[message.fragment].version.header.digest()
+            body = VoteBody(run, group, message.fragment, message.term, peer, self._peer, base)
             return VoteGranted(Vote(body, HashCrypto(self._peer).sign(signed_bytes("vote", body))))
         if isinstance(message, Announce):
             return replace(message, head=self._head(peer, message.head))

@@ -84,7 +84,8 @@ class InvariantWatch:
         """Time at which somebody was first elected into an office."""
         self._offices: dict[tuple[int, int, str], list[Certificate]] = {}
         self._in_office: set[tuple[int, int, str]] = set()
-        """Fragment, term and syncer of all versions that an honest core has made: it makes them in office."""
+        """Fragment, term and syncer of all versions that an honest core has made, which it does in office,
+        and of all elections."""
 
     def makes(self, header: VersionHeader) -> None:
         """A node's core makes a version of its own durable, also one whose node lies beside it."""
@@ -297,6 +298,9 @@ class InvariantWatch:
         if message is self._last:
             return
         self._last = message
+        if isinstance(message, Elected) and message.certificate.group == WHOLE_RUN:
+            held = message.certificate
+            self._in_office.add((held.fragment, held.term, held.syncer))
         if host.peer in self._liars and not isinstance(message, VoteRequest):
             return
         if isinstance(message, Announce):

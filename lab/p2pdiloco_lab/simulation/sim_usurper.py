@@ -14,8 +14,12 @@ from p2pdiloco.core.api.types import (
     MOST_PERIODS,
     UNMEASURED,
     WHOLE_RUN,
+    Certificate,
     Contributor,
+    Head,
     Stamp,
+    Vote,
+    VoteBody,
     signed_bytes,
 )
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
@@ -162,9 +166,17 @@ class Usurper(Perjurer):
             reach=weighed.reach,
             table=marks.digest,
             limits=limits_after(chain, config, [self._peer]),
+            elected=self._own_vote(fragment, chain.head, term),
         )
         version = self._signed(header)
         return version, update, Base(Chain((version,), marks.table, 64), state)
+
+    def _own_vote(self, fragment: int, base: Head, term: int) -> Certificate:
+        """Elect itself."""
+        run, me = self._world.plan.config.run, self._peer
+        body = VoteBody(run, WHOLE_RUN, fragment, term, me, me, base.digest)
+        vote = Vote(body, HashCrypto(me).sign(signed_bytes("vote", body)))
+        return Certificate(WHOLE_RUN, fragment, term, me, base.number, (vote,))
 
     def _part(self, fragment: int, chain: Chain) -> Contributor:
         """Label work of its own: as long as can be where the version must be heavier than another one."""

@@ -530,7 +530,7 @@ class Faults:
         peers = sorted(p for p in world.specs if p not in world.gone)
         if (
             self._plan.mix.calm
-            or self._plan.mix.perjurers
+            or world.perjurers
             or self._plan.mix.crowd
             or not self._plan.faults
             or len(peers) < 2

@@ -220,8 +220,8 @@ class VersionFault(Reason):
     CHAIN_MOVED = "chain-moved", False, True
     BEHIND = "behind", False, True
     PARENT_DIFFERS = "parent-differs", True, True
-    OTHER_SYNCER = "other-syncer", True, True
-    """Version of a second syncer of this term: both sides of a split elected one."""
+    UNELECTED = "unelected", True, False
+    """Version of a syncer that does not show that it holds the office."""
     DIGEST_DIFFERS = "digest-differs", True, True
     """Outer step that has another result here than the header states, perhaps by a fault of ours."""
     FALSE_STATE = "false-state"
@@ -286,7 +286,6 @@ class VoteRefusal(Reason):
     DISTRUSTED = "distrusted", "a merge of its was false, or could not be audited, or it left our work out"
     EXPELLED = "expelled", "our loss audits have shown that its work does harm, or nothing"
     OUT_OF_TURN = "out-of-turn", "it made nothing of the office, or had it lately, and others stand", True
-    CLOSING = "closing", "our round is closing"
 
 
 @direct_members

@@ -310,7 +310,7 @@ class SignedContribution(Wire, frozen=True):
 
 
 class VoteBody(Wire, frozen=True):
-    """Content of a vote: in this term of this fragment, this candidate."""
+    """Content of a vote: in this term of this fragment, this candidate, on this branch."""
 
     run: RunId
     group: GroupId
@@ -318,6 +318,8 @@ class VoteBody(Wire, frozen=True):
     term: Count
     candidate: PeerId
     voter: PeerId
+    base: Digest
+    """Digest of the candidate's head: it is elected to go on from there, and on no other branch."""
 
 
 class Vote(Wire, frozen=True):

@@ -28,6 +28,7 @@ from p2pdiloco.core.api.types import (
     UNMEASURED,
     USUAL_SCORE,
     WHOLE_RUN,
+    Certificate,
     Contributor,
     Count,
     Digest,
@@ -76,13 +77,16 @@ class VersionHeader(HeaderStart, frozen=True):
     papers: Annotated[tuple[Paper, ...], Meta(max_length=MAX_PAPERS)] = ()
     """Papers by which the seats of its table are others than its parent's. Its name does not cover them: the
     table follows from them."""
+    elected: Certificate | None = None
+    """Proof of its syncer's office, where it does not go on with its parent's term. Its name does not
+    cover it: a vote may come later than the version."""
 
     def short(self) -> ShortHeader:
         """Make what stands for it wherever it is named or signed: contributors by their one digest."""
         fields: dict[str, Any] = asdict(self)
         fields["contributors"] = merkle_root([part.named() for part in self.contributors])
         fields["partials"] = merkle_root([entry.named() for entry in self.partials])
-        del fields["papers"]
+        del fields["papers"], fields["elected"]
         return ShortHeader(**fields)
 
     def named(self) -> bytes:
@@ -244,9 +248,19 @@ class Plan(NamedTuple):
     """Number of leaf groups."""
     group_size: int
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of groups on every level, leaves first."""
+        return level_sizes(self.groups, self.group_size)
+
+    @property
+    def topmost(self) -> str:
+        """Name of the group whose syncer makes the next version."""
+        return group_name(self.epoch, self.groups, len(self.sizes) - 1, 0)
+
     def place(self, group: str) -> tuple[int, int] | None:
         """Find (level, index) of a group; None: there is no such group."""
-        parsed, sizes = parse_group(group), level_sizes(self.groups, self.group_size)
+        parsed, sizes = parse_group(group), self.sizes
         if parsed is None or self.groups == 1 or parsed[0] != self.epoch:
             return None
         _, level, index = parsed
@@ -297,7 +311,7 @@ def tree_of(
     places = _places(plan, partials, top)
     if places is None:
         return None
-    sizes = level_sizes(plan.groups, plan.group_size)
+    sizes = plan.sizes
     names = {place: group for group, place in places.items()}
     root = places[top] if top else (len(sizes) - 1, 0)
     parts: dict[str, list[Contributor]] = {group: [] for group in places}
@@ -334,7 +348,7 @@ def tree_of(
 def _places(plan: Plan, partials: Sequence[MergedPartial], top: str) -> dict[str, tuple[int, int]] | None:
     """Find where these groups are. None: one has no place below `top`, or is named twice."""
     places: dict[str, tuple[int, int]] = {}
-    highest = len(level_sizes(plan.groups, plan.group_size)) - 1
+    highest = len(plan.sizes) - 1
     if top:
         highest = (plan.place(top) or (0, 0))[0]
     for entry in partials:

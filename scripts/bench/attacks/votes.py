@@ -59,7 +59,7 @@ class AllOffices(Attack):
             for granted in stranger.granted
             if (granted.vote.body.fragment, granted.vote.body.term) == (fragment, term)
         }
-        mine = VoteBody(stranger.work.run, WHOLE_RUN, fragment, term, stranger.id, stranger.id)
+        mine = VoteBody(stranger.work.run, WHOLE_RUN, fragment, term, stranger.id, stranger.id, head.digest)
         votes[stranger.id] = Vote(mine, stranger.identity.sign(signed_bytes("vote", mine)))
         if 2 * len(votes) <= len(stranger.work.members) + 1:
             return

@@ -142,9 +142,9 @@ def test_refusal_names_what_is_wrong(wire: bytes, reason: str) -> None:
 def test_the_wire_format_is_what_the_version_number_says() -> None:
     # If this fails, peers of two builds no longer understand each other: raise WIRE_VERSION with it.
     message = msg.Closing("all", 3, 5, 8, 0.25)
-    assert WIRE_VERSION == 30
+    assert WIRE_VERSION == 31
     assert msg.encode(RUN, message).hex() == (
-        "931ea372756e96a7436c6f73696e67a3616c6c030508cb3fd0000000000000"
+        "931fa372756e96a7436c6f73696e67a3616c6c030508cb3fd0000000000000"
     )
 
 
@@ -309,7 +309,7 @@ def test_the_table_keeps_it_and_it_counts_for_the_next_version() -> None:
 def test_a_version_is_named_and_signed_by_its_short_header() -> None:
     header = child(genesis(0).header, by="p2").header
     short = header.short()
-    assert (*ShortHeader.__struct_fields__, "papers") == VersionHeader.__struct_fields__
+    assert (*ShortHeader.__struct_fields__, "papers", "elected") == VersionHeader.__struct_fields__
     assert header.contributors and short.digest() == header.digest() == header.head().digest
     assert signed_bytes("version", short) == signed_bytes("version", header)
 

@@ -174,7 +174,9 @@ def test_the_update_of_a_known_false_version_is_not_even_applied_again() -> None
 def test_who_stands_on_a_false_state_gets_no_vote() -> None:
     solo, _ = refuses()
     solo.hear("p3", heads=(FALSE.header.head(),))
-    effects = solo.message("p3", msg.VoteRequest("all", 0, 3, FALSE.header.head(), "open"))
+    effects = solo.message(
+        "p3", msg.VoteRequest("all", 0, FALSE.header.term + 2, FALSE.header.head(), "open")
+    )
     assert [refused.reason for refused in sent(effects, msg.VoteRefused, "p3")] == [VoteRefusal.LIGHTER]
 
 

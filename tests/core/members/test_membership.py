@@ -31,7 +31,6 @@ from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Reach
 from p2pdiloco.core.api.versions import MemberList, SignedVersion, leaf_index
 from p2pdiloco.core.delegate import MAX_ASKED, LeafElectorate, UpperElectorate
-from p2pdiloco.core.election import Inquiry
 from p2pdiloco.core.members import LISTEN_S, MAX_KNOWN, NEWCOMERS_A_BEAT, Health, Vanished, View
 
 
@@ -364,17 +363,6 @@ def test_what_a_group_remembers_of_names_is_bounded() -> None:
     leaf = LeafElectorate(solo.core.shared, 0, solo.fragment.context.roster, (1, 4), 0, solo.now)
     admitted = [leaf.admits(f"n{number}", solo.now) for number in range(MAX_ASKED + 9)]
     assert len(leaf._mine) == MAX_ASKED and leaf.admits("n0", solo.now) == admitted[0]
-
-
-def test_the_claim_of_who_could_not_be_elected_keeps_nobody_from_standing() -> None:
-    solo = settled("s1")
-    office = "1/0/0"
-    leaf = LeafElectorate(solo.core.shared, 0, solo.fragment.context.roster, (1, 1), 0, solo.now)
-    inquiry = Inquiry(solo.fragment.context, office, leaf, solo.now)
-    solo.core.shared.claims.heard("s1", ((office, 0, 9),), solo.now)
-    assert not inquiry.finds_holder(solo.now)
-    solo.core.shared.claims.heard("p1", ((office, 0, 5),), solo.now)
-    assert inquiry.finds_holder(solo.now)
 
 
 def test_a_stranger_takes_no_silent_members_place() -> None:

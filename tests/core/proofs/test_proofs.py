@@ -200,15 +200,6 @@ def test_a_sibling_that_its_syncer_did_not_sign_is_held_against_who_shows_it() -
     assert reasons(effects, "refusal") == [str(MessageFault.FALSE_PROOF)] and not excluded(solo)
 
 
-def test_whose_head_has_no_child_there_shows_it_to_who_gives_the_child() -> None:
-    lighter, heavier = siblings()
-    solo = Solo(peers=PEERS, restored=saved([genesis(0), lighter]))
-    after = child(heavier.header, "p1", BOTH)
-    pull = found(solo.hear("p2", heads=(after.header.head(),)), ev.FetchUpdate)[0]
-    effects = solo.answer(pull, ev.UpdateFetched(after, 900))
-    assert [m.version.header.digest() for m in sent(effects, msg.Sibling, "p2")] == [lighter.header.digest()]
-
-
 def test_a_false_label_is_a_proof_against_the_syncer() -> None:
     solo, false = Solo(peers=PEERS), with_false_label()
     pull = found(solo.message("p1", announce(false)), ev.FetchUpdate)[0]

@@ -1,6 +1,7 @@
-"""`false_node.py merges|states|histories|accuses|old p2pdiloco node …`: a node that, as a syncer, makes noise
-of its merges, or of the states that its updates make (and, "histories", gives none of these), or that accuses
-an honest syncer of the first; or, "old", is honest. Nothing else differs from any other node's code."""
+"""`false_node.py merges|states|histories|usurps|accuses p2pdiloco node …`: a node that, as a syncer, makes
+noise of its merges, or of the states that its updates make (and, "histories", gives none of these), or that
+elects itself again and again, by its own vote, or that accuses an honest syncer of the first. Nothing else
+differs from any other node's code."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ import msgspec
 import torch
 
 from p2pdiloco.cli.main import main as command
-from p2pdiloco.core import fork_choice
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.audits import Auditor
+from p2pdiloco.core.context import Electorate
+from p2pdiloco.core.election import Office, Turn
+from p2pdiloco.core.voting import Candidacy
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.ports import PullSource, Refusal
@@ -77,9 +80,29 @@ def false_histories() -> None:
     Transfers.on_pull = gone  # type: ignore[method-assign]
 
 
-def old_run() -> None:
-    """Be honest, and take the run for an old one from its first version on."""
-    fork_choice.FOUNDING_VERSIONS = 0
+def usurps() -> None:
+    """Hold all offices by a vote of its own, and make versions of its own work."""
+    why_open, look = Office.why_open, Turn.look
+    begun: set[Turn] = set()
+
+    def mine(self: Office, now: float, candidate: str = "") -> str:
+        if self._chain.head.number >= FIRST - 1:
+            begun.add(self._turn)
+        return "mine" if self._turn in begun and not self.holding else why_open(self, now, candidate)
+
+    def always(self: Turn, waits: bool, now: float) -> bool:
+        return look(self, waits, now) or self in begun
+
+    patches: list[tuple[type, str, Any]] = [
+        (Office, "why_open", mine),
+        (Office, "on_vote", lambda *vote: None),
+        (Candidacy, "won", lambda self, now: bool(self.votes)),
+        (Electorate, "asked", lambda self, now: []),
+        (Electorate, "reachable", lambda self, now: 1),
+        (Turn, "look", always),
+    ]
+    for owner, name, value in patches:
+        setattr(owner, name, value)
 
 
 def false_accusations() -> None:
@@ -98,7 +121,7 @@ def false_accusations() -> None:
 
 
 if __name__ == "__main__":
-    lies = {"merges": false_merges, "states": false_states, "histories": false_histories}
-    {**lies, "accuses": false_accusations, "old": old_run}[sys.argv[1]]()
+    lies = {"merges": false_merges, "states": false_states, "histories": false_histories, "usurps": usurps}
+    {**lies, "accuses": false_accusations}[sys.argv[1]]()
     sys.argv = ["p2pdiloco", *sys.argv[sys.argv.index("p2pdiloco") + 1 :]]
     command()

@@ -20,15 +20,14 @@ def published(*nodes: Daemon) -> list[str]:
     return [line.reason for node in nodes for line in node.events("publish")]
 
 
-def with_a_liar(swarm: Swarm, lie: str, honest: tuple[str, ...] = ()) -> tuple[Daemon, Daemon, Daemon]:
-    """Start two honest nodes, and one that tells this lie once it is the syncer. `honest`: words of a
-    program that runs the honest ones."""
+def with_a_liar(swarm: Swarm, lie: str) -> tuple[Daemon, Daemon, Daemon]:
+    """Start two honest nodes, and one that tells this lie once it is the syncer."""
     manifest = swarm.manifest(seats=("a", "b", "liar"))
     manifest.write_text(re.sub(r"(?m)^term_versions = \d+", "term_versions = 2", manifest.read_text()))
     bootstrap = swarm.bootstrap("--run", str(manifest))
     joined = ("--join", bootstrap.address() or "", *PACE, "--name")
-    a = swarm.start("a", "node", *joined, "a", "--genesis", by=honest)
-    b = swarm.start("b", "node", *joined, "b", by=honest)
+    a = swarm.start("a", "node", *joined, "a", "--genesis")
+    b = swarm.start("b", "node", *joined, "b")
     liar = swarm.start("liar", "node", *joined, "liar", by=(NODE, lie))
     swarm.until(lambda: liar.address() is not None, "the liar's address")
     liar.expected_to_live = False
@@ -67,10 +66,11 @@ def test_whoever_lies_about_a_version_is_excluded_and_the_others_go_on(
     assert not [line for line in (*a.events("audit"), *b.events("audit")) if "unable" in line.reason]
 
 
-def test_nobody_copies_the_state_of_a_syncer_that_does_not_show_how_it_was_made(visited_swarm: Swarm) -> None:
-    """It cannot be proved, so it is not excluded: the others go on without those versions."""
+@pytest.mark.parametrize("lie", ["histories", "usurps"])
+def test_nobody_has_a_version_that_shows_no_state_or_no_office(visited_swarm: Swarm, lie: str) -> None:
+    """It cannot be proved a lie, so nobody is excluded: the others go on without those versions."""
     swarm = visited_swarm
-    a, b, liar = with_a_liar(swarm, "histories", honest=(NODE, "old"))
+    a, b, liar = with_a_liar(swarm, lie)
 
     def forged() -> set[tuple[int, int, str]]:
         lines = liar.events("publish")
@@ -78,7 +78,11 @@ def test_nobody_copies_the_state_of_a_syncer_that_does_not_show_how_it_was_made(
             (line.fragment, line.number or 0, line.digest) for line in lines if (line.number or 0) >= FIRST
         }
 
-    swarm.until(forged, "a forged state", 120.0)
+    swarm.until(forged, "a forged version", 120.0)
     swarm.advance(a, [0, 1, 2, 3], 1, 120.0)
     held = {(*version, digest) for node in (a, b) for version, digest in node.heads().items()}
     assert held and not forged() & held
+    assert not a.events("excluded") and not b.events("excluded")
+    if lie == "usurps":
+        refused = [line for node in (a, b) for line in node.events("fork") if line.reason == "unelected"]
+        assert refused and {line.peer for line in refused} == {liar.peer_id}
