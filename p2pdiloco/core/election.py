@@ -278,7 +278,7 @@ class Office:
         shared.out.record("election", self._fragment, f"we stand: {reason}", term=term, **self._label())
         request = self._candidacy.request()
         sends = tuple(Send(peer, request) for peer in self._electorate.asked(now))
-        own = self._voter.sign(shared.me, term, request.head.digest)
+        own = self._voter.sign(shared.me, term, request.head)
         self._give_vote(shared.me, term, sends, lambda t: self._count(own, t))
 
     def _give_vote(
@@ -320,7 +320,7 @@ class Office:
             return
         if self.state is OfficeState.CANDIDATE:
             self._lose(now, f"{sender[-6:]} stands in a later term")
-        granted = Send(sender, VoteGranted(self._voter.sign(sender, request.term, request.head.digest)))
+        granted = Send(sender, VoteGranted(self._voter.sign(sender, request.term, request.head)))
         if self.holding:
             self.lay_down("a majority may elect another")
         self._turn.voted(now + self._shared.timing.election_timeout_s)
@@ -334,8 +334,8 @@ class Office:
         if vote.body.voter != sender:
             return MessageFault.VOTE_OF_ANOTHER
         ours = vote.body.term == (self.term if self.holding else self._candidate_term)
-        if not ours or self._chain.find(vote.body.base) is None:  # else for going on from a head that we left
-            return None
+        if not ours or not self._chain.knows(vote.body.base_number, vote.body.base_digest):
+            return None  # or for going on from a head that we left
         fault = why_not_for(self._context, self._group, vote)
         if fault is None and self.holding:
             self.certificate = self._binding.with_late(self.certificate, vote, now)

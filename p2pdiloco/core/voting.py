@@ -1,6 +1,6 @@
 """Votes in one group: our own, our candidacy for others' votes, and what a certificate proves.
 
-Rules: docs/protocol/election.md, sections 4, 5 and 10.
+Rules: docs/protocol/election.md, sections 4, 5, 6 and 10.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Voter:
             return VoteRefusal.VOTE_GIVEN
         return VoteRefusal.SAVING if self.unsaved_votes >= MAX_UNSAVED else None
 
-    def sign(self, candidate: str, term: int, base: bytes) -> Vote:
+    def sign(self, candidate: str, term: int, base: Head) -> Vote:
         """Make the vote itself, to go on from that head; it must be durable before it leaves us."""
-        shared, index = self._shared, self._context.index
-        body = VoteBody(shared.config.run, self._group, index, term, candidate, shared.me, base)
+        shared, run, index = self._shared, self._shared.config.run, self._context.index
+        body = VoteBody(run, self._group, index, term, candidate, shared.me, base.number, base.digest)
         return Vote(body, shared.sign("vote", body))
 
     def give(
@@ -447,58 +447,62 @@ def are_signed(context: FragmentContext, of: Certificate) -> bool:
     shared = context.shared
     # Those that count first: whoever only names them has not signed, and strangers' votes may be many.
     for vote in sorted(of.votes, key=lambda vote: not shared.has_seat(vote.body.voter)):
-        voter, run = vote.body.voter, shared.config.run
-        body = VoteBody(run, of.group, context.index, of.term, of.syncer, voter, vote.body.base)
-        if vote.body != body or not shared.signed_by(voter, "vote", body, vote.signature):
+        body = vote.body
+        right = shared.config.run, of.group, context.index, of.term, of.syncer
+        if (body.run, body.group, body.fragment, body.term, body.candidate) != right:
+            return False
+        if not shared.signed_by(body.voter, "vote", body, vote.signature):
             return False
     return True
 
 
 STANDS_S = 30.0
-"""Time without a version, beside that of 2 H inner steps, after which any weak certificate is taken: of
-several branches with few seats each, none would else be followed."""
+"""Time without a version after which any weak certificate is taken where no holder is counted on: of several
+branches with few seats each, none would else be followed."""
 
 
 def holds_office(context: FragmentContext, header: VersionHeader, now: float) -> bool:
     """Tell whether the maker of a child of our head holds the office.
 
-    It goes on with its parent's term, or was elected on this branch: by more than half of the seats of its
-    parent's table, whoever is here (a full certificate), or by fewer (a weak one), if they are half of those
-    that are here. In a run of several groups the seats of each group just below the topmost one count as one,
-    and where a member hears only its own group, that one's syncer says who is here.
+    It goes on with its parent's term, or was elected on this branch for a later one: by more than half of the
+    seats of its parent's table, whoever is here (a full certificate), or by fewer (a weak one), if no other
+    holder is counted on, and they are half of those that are here, or nothing came for long. In a run of
+    several groups the seats of each group just below the topmost one count as one, and where a member hears
+    only its own group, that one's syncer says who is here.
 
     Rules: docs/protocol/election.md, section 6.
     """
-    chain, parent, proof = context.chain, context.chain.header, header.elected
-    if (header.term, header.syncer) == (parent.term, parent.syncer):
-        first = chain.logged(header.number - context.shared.config.term_versions)
-        return first is None or (first.header.term, first.header.syncer) != (header.term, header.syncer)
-    mine = plan_of(parent, context.shared.config).topmost, context.index, header.term, header.syncer
+    chain, proof = context.chain, header.elected
+    parent = chain.header
+    config, of = context.shared.config, (header.term, header.syncer)
+    if of == (parent.term, parent.syncer):
+        first = chain.logged(header.number - config.term_versions)
+        return first is None or (first.header.term, first.header.syncer) != of
+    mine = plan_of(parent, config).topmost, context.index, *of
     if proof is None or (proof.group, proof.fragment, proof.term, proof.syncer) != mine:
         return False
-    named = {vote.body.voter for vote in proof.votes}
-    seats = chain.marks.seats & named
-    if not seats or len(named) < len(proof.votes) or not _is_of_this_branch(chain, proof):
+    proof = replace(proof, votes=tuple(vote for vote in proof.votes if _is_of_this_branch(chain, vote.body)))
+    seats = chain.marks.seats.intersection(vote.body.voter for vote in proof.votes)
+    if not seats or header.term <= parent.term:  # an old certificate is one of its own term only
         return False
     return (context.most(seats) or _binds_us(context, header, proof, now)) and are_signed(context, proof)
 
 
 def _binds_us(context: FragmentContext, header: VersionHeader, proof: Certificate, now: float) -> bool:
-    shared = context.shared
-    if now > context.stands_s + STANDS_S + 2 * shared.config.inner_steps * shared.median_step_s(now):
+    post = next((post for post in context.posts if post.name == proof.group), None)
+    if post and post.office.takes(now):
+        return (post.office.term, post.office.syncer) == (header.term, header.syncer)
+    if now > context.stands_s + STANDS_S:
         return True
-    for post in context.posts:
-        if post.name == proof.group:
-            if post.office.takes(now):
-                return (post.office.term, post.office.syncer) == (header.term, header.syncer)
-            return binds(proof, post.electorate, now, half=True)
+    if post:
+        return binds(proof, post.electorate, now, half=True)
     holder = context.leaf.office.syncer
-    stands_on = shared.view.head(holder, context.index) if holder else header.head()
-    return stands_on == header.head() or any(vote.body.voter == holder for vote in proof.votes)
+    if not holder or context.shared.view.head(holder, context.index) == header.head():
+        return True
+    return any(vote.body.voter == holder for vote in proof.votes)
 
 
-def _is_of_this_branch(chain: Chain, proof: Certificate) -> bool:
-    """Tell whether all voted for going on from an ancestor of the next version, as far as our log says."""
-    if chain.logged(proof.start_number):
-        return all(chain.find(vote.body.base) for vote in proof.votes)
-    return proof.start_number < chain.head.number
+def _is_of_this_branch(chain: Chain, vote: VoteBody) -> bool:
+    """Tell whether it is for going on from an ancestor of the next version, as far as our log says."""
+    older = vote.base_number < chain.head.number and not chain.logged(vote.base_number)
+    return older or chain.knows(vote.base_number, vote.base_digest)

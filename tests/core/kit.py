@@ -143,13 +143,14 @@ def child(
     )
     merged = tuple(signed_part(part, parent.fragment, by) for part in unsigned)
     usual = chain.scale_after(parent_chain, merged, config(parent.fragment + 1))
+    next_term = max(1 + parent.number // TERM_VERSIONS, parent.term + (syncer != parent.syncer))
     values: dict[str, Any] = {
         "run": RUN,
         "group": WHOLE_RUN,
         "fragment": parent.fragment,
         "number": parent.number + 1,
         "parent": parent.digest(),
-        "term": 1 + parent.number // TERM_VERSIONS if term is None else term,
+        "term": next_term if term is None else term,
         "syncer": syncer,
         "tokens": usual.tokens,
         "state_digest": digest("state", parent.state_digest, learners),
@@ -194,11 +195,18 @@ def branch(length: int, fragment: int = 0, syncer: str = "p1", **odd: Any) -> li
 
 
 def vote(
-    voter: str, candidate: str, term: int, fragment: int = 0, base: bytes = b"", group: str = WHOLE_RUN
+    voter: str,
+    candidate: str,
+    term: int,
+    fragment: int = 0,
+    base: bytes = b"",
+    group: str = WHOLE_RUN,
+    number: int = 0,
 ) -> Vote:
-    """A signed vote. `base`: the head from which the candidate goes on; version 0, if none is named."""
-    base = base or genesis(fragment).header.digest()
-    body = VoteBody(RUN, group, fragment, term, candidate, voter, base)
+    """A signed vote. `base`: the head from which the candidate goes on, of that number; version 0, if none is
+    named."""
+    on = (number, base) if base else (0, genesis(fragment).header.digest())
+    body = VoteBody(RUN, group, fragment, term, candidate, voter, *on)
     return Vote(body, sign(voter, "vote", body))
 
 
@@ -212,7 +220,7 @@ def certificate(
     group: str = WHOLE_RUN,
 ) -> Certificate:
     """The votes of these voters for this syncer."""
-    votes = tuple(vote(v, syncer, term, fragment, base, group) for v in sorted(voters))
+    votes = tuple(vote(v, syncer, term, fragment, base, group, start) for v in sorted(voters))
     return Certificate(group, fragment, term, syncer, start, votes)
 
 

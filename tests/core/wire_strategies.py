@@ -60,7 +60,7 @@ def stamps() -> Draw[Stamp]:
 
 def votes(peers: Draw[str] = texts, fragments: Draw[int] = counts) -> Draw[Vote]:
     return st.builds(
-        Vote, st.builds(VoteBody, texts, texts, fragments, counts, peers, peers, digests), signatures
+        Vote, st.builds(VoteBody, texts, texts, fragments, counts, peers, peers, counts, digests), signatures
     )
 
 

@@ -208,8 +208,9 @@ class Perjurer:
         """Change what its core says to that peer."""
         if self.kind is LieKind.VOTES and isinstance(message, VoteRefused):
             run, group = self._world.plan.config.run, message.group
-            base = self._world.hosts[peer].stores[message.fragment].version.header.digest()
-            body = VoteBody(run, group, message.fragment, message.term, peer, self._peer, base)
+            base = self._world.hosts[peer].stores[message.fragment].version.header
+            on = base.number, base.digest()
+            body = VoteBody(run, group, message.fragment, message.term, peer, self._peer, *on)
             return VoteGranted(Vote(body, HashCrypto(self._peer).sign(signed_bytes("vote", body))))
         if isinstance(message, Announce):
             return replace(message, head=self._head(peer, message.head))

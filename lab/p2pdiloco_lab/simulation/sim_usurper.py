@@ -174,7 +174,7 @@ class Usurper(Perjurer):
     def _own_vote(self, fragment: int, base: Head, term: int) -> Certificate:
         """Elect itself."""
         run, me = self._world.plan.config.run, self._peer
-        body = VoteBody(run, WHOLE_RUN, fragment, term, me, me, base.digest)
+        body = VoteBody(run, WHOLE_RUN, fragment, term, me, me, base.number, base.digest)
         vote = Vote(body, HashCrypto(me).sign(signed_bytes("vote", body)))
         return Certificate(WHOLE_RUN, fragment, term, me, base.number, (vote,))
 

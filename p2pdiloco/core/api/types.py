@@ -318,8 +318,9 @@ class VoteBody(Wire, frozen=True):
     term: Count
     candidate: PeerId
     voter: PeerId
-    base: Digest
-    """Digest of the candidate's head: it is elected to go on from there, and on no other branch."""
+    base_number: Count
+    """Number of the candidate's head: it is elected to go on from there, and on no other branch."""
+    base_digest: Digest
 
 
 class Vote(Wire, frozen=True):

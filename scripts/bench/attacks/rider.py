@@ -127,7 +127,8 @@ class Rider(Stranger):
         if ballot in self._voted:
             return
         self._voted.add(ballot)
-        body = VoteBody(self.work.run, *ballot, candidate, self.id, request.head.digest)
+        head = request.head
+        body = VoteBody(self.work.run, *ballot, candidate, self.id, head.number, head.digest)
         vote = Vote(body, self.identity.sign(signed_bytes("vote", body)))
         data = wire.message(self.work.run, VoteGranted(vote))
         with self.counting("vote"):

@@ -59,7 +59,8 @@ class AllOffices(Attack):
             for granted in stranger.granted
             if (granted.vote.body.fragment, granted.vote.body.term) == (fragment, term)
         }
-        mine = VoteBody(stranger.work.run, WHOLE_RUN, fragment, term, stranger.id, stranger.id, head.digest)
+        me, on = stranger.id, (head.number, head.digest)
+        mine = VoteBody(stranger.work.run, WHOLE_RUN, fragment, term, me, me, *on)
         votes[stranger.id] = Vote(mine, stranger.identity.sign(signed_bytes("vote", mine)))
         if 2 * len(votes) <= len(stranger.work.members) + 1:
             return

@@ -135,7 +135,9 @@ def test_run_ids_cannot_leave_the_folder(tmp_path: Path) -> None:
 
 PROVED_RUN = "ab" * 32
 LIES = tuple(
-    TwoVotes(*(Vote(VoteBody(PROVED_RUN, "all", 0, 3, who, voter, bytes(32)), b"s") for who in ("p1", "p2")))
+    TwoVotes(
+        *(Vote(VoteBody(PROVED_RUN, "all", 0, 3, who, voter, 0, bytes(32)), b"s") for who in ("p1", "p2"))
+    )
     for voter in ("p3", "p4")
 )
 

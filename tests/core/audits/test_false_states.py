@@ -30,7 +30,7 @@ from p2pdiloco.core.api.versions import SignedVersion
 OURS = bytes(31) + b"o"
 """Digest of the state that the update makes here."""
 FALSE = child(CHAIN[-1].header, "p1", ALL)
-NEXT = child(CHAIN[-1].header, "p2", ALL, term=2)
+NEXT = child(CHAIN[-1].header, "p2", ALL)
 """The version that the next syncer makes of the same parent."""
 WORDS = "version 10 of fragment 0 has another state than its update makes"
 
@@ -81,7 +81,7 @@ def test_a_false_state_is_not_copied_and_its_syncer_is_excluded_and_accused_befo
 
 def test_the_next_syncer_makes_the_version_again() -> None:
     solo, _ = refuses()
-    solo.elect("p2", term=2)
+    solo.elect("p2", term=NEXT.header.term)
     effects = solo.announce(NEXT)
     assert found(effects, ev.CommitVersion) and solo.head == NEXT.header.head()
 

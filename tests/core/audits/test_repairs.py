@@ -95,7 +95,7 @@ def test_nobody_repairs_what_others_may_not_have_any_more() -> None:
     found_in = []
     for _ in range(context.WITHIN_VERSIONS + 1):
         found_in.append(solo.fragment.context.repairs.next())
-        comes(solo, repairing(solo.fragment.chain.signed, repairs=None))
+        comes(solo, repairing(solo.fragment.chain.signed, repairs=None, term=solo.head.term + 1))
     assert found_in == [FALSE] * context.WITHIN_VERSIONS + [None]
 
 

@@ -154,14 +154,14 @@ def test_what_the_winner_lacks_goes_out_as_one() -> None:
     assert (commit.merged_ticket, commit.after, commit.overwrite) == (None, NEVER, False), "a mere rebase"
     assert found(effects, ev.Combine)[0].tickets == (1, 2, 3)
     assert reasons(effects, "fork") == ["our chain lost: 3 contributions are sent again"]
-    solo.elect("p1", term=2, start=5)
+    solo.elect("p1", term=3, start=5)
     again = offered(solo, answer(solo, effects, ticket=50))
     header = again.signed.header
     assert (again.ticket, header.stamp, header.after) == (50, Stamp(1, 3), NEVER)
     assert (header.tokens, header.inner_steps, header.due) == (120, 12, True)
     assert header.base_digest == heavier.header.digest()
     part = (Contributor("me", header.stamp, 120, 12),)
-    effects = solo.announce(child(heavier.header, "p1", term=2, contributors=part, tokens=320))
+    effects = solo.announce(child(heavier.header, "p1", term=3, contributors=part, tokens=320))
     assert found(effects, ev.CommitVersion)[0].merged_ticket is None, "the learner was taken back already"
     assert [e.ticket for e in found(effects, ev.DiscardContribution)] == [50], "the parts stay"
     assert solo.fragment.own.idle
@@ -189,13 +189,13 @@ def first_of(solo: Solo, peer: str) -> ev.Offer:
 def test_new_work_waits_behind_what_is_sent_again() -> None:
     solo = alone(2)
     effects = switch(solo, branch(5, syncer="p2")[5])
-    solo.elect("p1", term=2, start=5)
+    solo.elect("p1", term=3, start=5)
     assert not found(solo.ready(ticket=9), ev.Offer)
     again = offered(solo, answer(solo, effects, ticket=50))
     assert again.ticket == 50
     assert not found(solo.answer(again, ev.OfferAnswered(Verdict.IN_ROUND, None)), ev.Offer)
     part = (Contributor("me", Stamp(1, 2), 80, 8),)
-    version = child(branch(5, syncer="p2")[5].header, "p1", term=2, contributors=part, tokens=280)
+    version = child(branch(5, syncer="p2")[5].header, "p1", term=3, contributors=part, tokens=280)
     following = found(solo.announce(version), ev.Offer)[0]
     assert (following.ticket, following.signed.header.after) == (9, Stamp(1, 2))
 

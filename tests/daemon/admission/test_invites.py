@@ -673,7 +673,7 @@ def test_the_owners_own_nodes_are_admitted_by_its_key_alone() -> None:
 
 @pytest.mark.parametrize("mode", ["open", "invite"])
 def test_who_is_shown_to_have_lied_is_shut_out_like_the_banned(mode: str) -> None:
-    lie = TwoVotes(*(Vote(VoteBody(RUN, "all", 0, 3, who, ONE, bytes(32)), b"") for who in (TWO, THREE)))
+    lie = TwoVotes(*(Vote(VoteBody(RUN, "all", 0, 3, who, ONE, 0, bytes(32)), b"") for who in (TWO, THREE)))
     proofs = {}
     charter = Charter(RUN, (OWNER.peer_id,), mode)  # type: ignore[arg-type]
     book = Register(charter, clock=lambda: 0.0, proof_of=proofs.get)

@@ -1,0 +1,88 @@
+"""Which versions show that their syncer holds the office, to a member of four that has p1 in office."""
+
+from __future__ import annotations
+
+import pytest
+from kit import Solo, branch, certificate, child, config, saved
+
+from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.types import Certificate
+from p2pdiloco.core.voting import STANDS_S, holds_office
+
+SEATS = ("me", "p1", "p2", "p3")
+CHAIN = branch(70, learners=SEATS, seats=SEATS)
+HEAD = CHAIN[-1].header.head()
+NEXT = HEAD.term + 1
+FOREIGN = bytes(range(32))
+
+
+def member(in_office: str = "p1") -> Solo:
+    solo = Solo(config(log_versions=20, term_versions=16), SEATS[1:], restored=saved(CHAIN))
+    solo.wait(5.0)
+    if in_office:
+        solo.message(in_office, msg.Elected(elected(in_office, SEATS[1:])))
+        assert solo.fragment.office.syncer == in_office
+    return solo
+
+
+def elected(
+    syncer: str, voters: tuple[str, ...], term: int = NEXT, base: int = 70, digest: bytes = b""
+) -> Certificate:
+    return certificate(syncer, voters, term, base, base=digest or CHAIN[base].header.digest())
+
+
+def taken(solo: Solo, syncer: str, term: int, proof: Certificate | None) -> bool:
+    version = child(CHAIN[-1].header, syncer, (syncer,), term, elected=proof)
+    return holds_office(solo.fragment.context, version.header, solo.now)
+
+
+@pytest.mark.parametrize(
+    ("proof", "right"),
+    [
+        pytest.param(elected("p2", SEATS, NEXT + 1), True, id="most-of-the-table-whoever-is-counted-on"),
+        pytest.param(elected("p2", ("p2", "p3"), NEXT + 1), False, id="half-while-another-is-counted-on"),
+        pytest.param(None, False, id="none"),
+        pytest.param(elected("p3", SEATS, NEXT + 1), False, id="another-seat's"),
+        pytest.param(elected("p2", SEATS, NEXT + 1, digest=FOREIGN), False, id="votes-for-another-branch"),
+        pytest.param(elected("p2", ("p2", "p2", "p2"), NEXT + 1), False, id="one-vote-three-times"),
+        pytest.param(elected("p2", ("p2", "s1", "s2", "s3"), NEXT + 1), False, id="votes-of-seatless-ones"),
+    ],
+)
+def test_what_a_certificate_must_show(proof: Certificate | None, right: bool) -> None:
+    assert taken(member(), "p2", NEXT + 1, proof) is right
+
+
+def test_a_vote_for_another_branch_spoils_no_certificate() -> None:
+    good, odd = elected("p2", SEATS[1:], NEXT + 1), elected("p2", ("me",), NEXT + 1, digest=FOREIGN)
+    both = certificate("p2", (), NEXT + 1, 70)
+    both = type(both)(both.group, both.fragment, both.term, "p2", 70, (*odd.votes, *good.votes))
+    assert taken(member(), "p2", NEXT + 1, both)
+
+
+@pytest.mark.parametrize("term", [5, HEAD.term])
+def test_an_old_certificate_is_one_of_its_own_term_only(term: int) -> None:
+    assert not taken(member(), "p2", term, elected("p2", SEATS, term, base=60))
+
+
+def test_a_weak_certificate_is_taken_of_half_of_those_here_where_nobody_is_counted_on() -> None:
+    solo = member(in_office="")
+    assert taken(solo, "p2", NEXT, elected("p2", ("p2", "p3")))
+    assert not taken(solo, "p2", NEXT, elected("p2", ("p2",)))
+    solo.wait(STANDS_S)
+    assert taken(solo, "p2", NEXT, elected("p2", ("p2",))), "no version came for long"
+
+
+def test_a_holder_that_is_counted_on_is_followed_however_long_its_version_takes() -> None:
+    solo = member()
+    solo.fragment.context.stands_s -= 2 * STANDS_S
+    assert not taken(solo, "p2", NEXT + 1, elected("p2", ("p2",), NEXT + 1))
+    assert taken(solo, "p1", NEXT, elected("p1", ("p1",)))
+
+
+def test_a_term_is_gone_on_with_for_so_many_versions_and_no_longer() -> None:
+    solo = member()
+    last = CHAIN[-1].header
+    assert taken(solo, last.syncer, last.term, None)
+    made = sum(version.header.term == last.term for version in CHAIN)
+    short = Solo(config(log_versions=20, term_versions=made), SEATS[1:], restored=saved(CHAIN))
+    assert not taken(short, last.syncer, last.term, None)
