@@ -208,9 +208,9 @@ class Perjurer:
         """Change what its core says to that peer."""
         if self.kind is LieKind.VOTES and isinstance(message, VoteRefused):
             run, group = self._world.plan.config.run, message.group
-            base = self._world.hosts[peer].stores[message.fragment].version.header
-            on = base.number, base.digest()
-            body = VoteBody(run, group, message.fragment, message.term, peer, self._peer, *on)
+            base = self._world.hosts[peer].stores[message.fragment].version.header.head()
+            fragment, term = message.fragment, message.term
+            body = VoteBody(run, group, fragment, term, peer, self._peer, base.number, base.digest)
             return VoteGranted(Vote(body, HashCrypto(self._peer).sign(signed_bytes("vote", body))))
         if isinstance(message, Announce):
             return replace(message, head=self._head(peer, message.head))
