@@ -97,7 +97,7 @@ class FragmentContext:
         self.ballots = Ballots(votes)
         self.posts = posts
         self.stands_s = now
-        """Time since which its head is our newest version, in this life."""
+        """Time at which the head became ours, or this life began."""
         self.moved_s = -math.inf
         """Time at which the newest version was made, or became ours."""
         self.needs_syncer = needs_syncer

@@ -207,7 +207,7 @@ class VersionFault(Reason):
     """Reasons for which a fetched version does not become this node's."""
 
     forked: bool
-    """True: it is of another branch, so the whole state is to be copied."""
+    """True: it does not continue our chain for us, so the whole state is to be copied."""
     innocent: bool
     """True: the holder did nothing wrong."""
 
