@@ -59,8 +59,8 @@ class AllOffices(Attack):
             for granted in stranger.granted
             if (granted.vote.body.fragment, granted.vote.body.term) == (fragment, term)
         }
-        me, on = stranger.id, (head.number, head.digest)
-        mine = VoteBody(stranger.work.run, WHOLE_RUN, fragment, term, me, me, *on)
+        run, me = stranger.work.run, stranger.id
+        mine = VoteBody(run, WHOLE_RUN, fragment, term, me, me, head.number, head.digest)
         votes[stranger.id] = Vote(mine, stranger.identity.sign(signed_bytes("vote", mine)))
         if 2 * len(votes) <= len(stranger.work.members) + 1:
             return
