@@ -330,7 +330,7 @@ class Follower:
             return VersionFault.FALSE_STATE
         if header.term > self._chain.header.term + MOST_TERMS:
             return VersionFault.FALSE_TERM
-        if not holds_office(self._context, header, now):
+        if not holds_office(self._context, header, giver, now):
             return VersionFault.UNELECTED
         if not plausible(header, config):
             return VersionFault.IMPLAUSIBLE_TOKENS

@@ -186,13 +186,10 @@ class Roster:
     @property
     def given(self) -> frozenset[str]:
         """Peers that have a seat by the table, or by the owner's word; not those whom an invite may seat."""
-        return self._derived.of("given", self._given, self._ahead)
-
-    def _given(self, ahead: tuple[frozenset[str], frozenset[str]]) -> frozenset[str]:
-        return frozenset().union(*ahead)
+        return self._derived.of("given", lambda ahead: ahead[0] | ahead[1], self._ahead)
 
     def _known(self, marks: Marks, _news: object) -> frozenset[str]:
-        return frozenset().union(*self._ahead, self._invited(marks, marks))
+        return self.given.union(self._invited(marks, marks))
 
     def awaits_word(self, peer: str) -> bool:
         """Tell whether that peer works, and gets a seat by a word only: it never had one, no invite gives it

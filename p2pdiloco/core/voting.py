@@ -461,14 +461,14 @@ STANDS_S = 30.0
 branches with few seats each, none would else be followed."""
 
 
-def holds_office(context: FragmentContext, header: VersionHeader, now: float) -> bool:
+def holds_office(context: FragmentContext, header: VersionHeader, giver: str, now: float) -> bool:
     """Tell whether the maker of a child of our head holds the office.
 
     It goes on with its parent's term, or was elected on this branch for a later one: by more than half of the
     seats of its parent's table, whoever is here (a full certificate), or by fewer (a weak one), if no other
     holder is counted on, and they are half of those that are here, or nothing came for long. In a run of
-    several groups the seats of each group just below the topmost one count as one, and where a member hears
-    only its own group, that one's syncer says who is here.
+    several groups the seats of each group just below the topmost one count as one, and where a member has no
+    place in the topmost one, the holder of the highest group in which it has one says who is here.
 
     Rules: docs/protocol/election.md, section 6.
     """
@@ -485,21 +485,26 @@ def holds_office(context: FragmentContext, header: VersionHeader, now: float) ->
     seats = chain.marks.seats.intersection(vote.body.voter for vote in proof.votes)
     if not seats or header.term <= parent.term:  # an old certificate is one of its own term only
         return False
-    return (context.most(seats) or _binds_us(context, header, proof, now)) and are_signed(context, proof)
+    if not context.most(seats) and not _binds_us(context, header, proof, giver, now):
+        return False
+    return are_signed(context, proof)
 
 
-def _binds_us(context: FragmentContext, header: VersionHeader, proof: Certificate, now: float) -> bool:
-    post = next((post for post in context.posts if post.name == proof.group), None)
-    if post and post.office.takes(now):
-        return (post.office.term, post.office.syncer) == (header.term, header.syncer)
+def _binds_us(
+    context: FragmentContext, header: VersionHeader, proof: Certificate, giver: str, now: float
+) -> bool:
+    post = context.posts[-1]
+    office, topmost = post.office, post.name == proof.group
+    if topmost and office.takes(now):
+        return (office.term, office.syncer) == (header.term, header.syncer)
     if now > context.stands_s + STANDS_S:
         return True
-    if post:
+    if topmost:
         return binds(proof, post.electorate, now, half=True)
-    holder = context.leaf.office.syncer
+    holder = office.syncer
     if not holder or context.shared.view.head(holder, context.index) == header.head():
         return True
-    return any(vote.body.voter == holder for vote in proof.votes)
+    return holder in (giver, *(vote.body.voter for vote in proof.votes))
 
 
 def _is_of_this_branch(chain: Chain, vote: VoteBody) -> bool:

@@ -33,7 +33,7 @@ def elected(
 
 def taken(solo: Solo, syncer: str, term: int, proof: Certificate | None) -> bool:
     version = child(CHAIN[-1].header, syncer, (syncer,), term, elected=proof)
-    return holds_office(solo.fragment.context, version.header, solo.now)
+    return holds_office(solo.fragment.context, version.header, "p3", solo.now)
 
 
 @pytest.mark.parametrize(

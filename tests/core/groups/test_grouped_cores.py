@@ -32,9 +32,16 @@ from scenes import doubted
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.events import MessageReceived, Offered, Tick
-from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
+from p2pdiloco.core.api.reasons import Suspicion, Verdict, VersionFault, VoteRefusal
 from p2pdiloco.core.api.types import NEVER, WHOLE_RUN, Certificate, Contributor, Stamp
-from p2pdiloco.core.api.versions import PartialHeader, SignedPartial, VersionHeader, level_sizes
+from p2pdiloco.core.api.versions import (
+    PartialHeader,
+    SignedPartial,
+    VersionHeader,
+    level_sizes,
+    parent_index,
+)
+from p2pdiloco.core.chain import plan_of
 from p2pdiloco.core.delegate import ASKED_PER_CHILD
 from p2pdiloco.core.members import Claims
 from p2pdiloco.core.pending import SendState
@@ -198,6 +205,34 @@ def test_a_dead_root_is_replaced_and_nothing_is_merged_twice() -> None:
     times = Counter(peer for merge in run.merges for peer in merge)
     assert times == {**dict.fromkeys(left, 3), root: 1}
     assert len(run.states()) == 1
+
+
+@pytest.mark.parametrize(("members", "size"), [(7, 2), (10, 2), (13, 3)])
+def test_a_root_that_one_of_two_halves_elected_is_followed_at_once_by_groups_that_do_not_hear_it(
+    members: int, size: int
+) -> None:
+    run = Run(members, size, term_versions=50)
+    run.round()
+    swarm, header = run.swarm, run.header
+    plan = plan_of(header, swarm.config)
+
+    def half(peer: str) -> int:
+        level, place = plan.leaf_of(peer)
+        while level < len(plan.sizes) - 2:
+            level, place = level + 1, parent_index(plan.sizes, level, place)
+        return place
+
+    for peer in run.peers:
+        if half(peer) == half(header.syncer):
+            swarm.kill(peer)
+    records: list[ev.Record] = []
+    swarm.on_effect = lambda member, effect: records.append(effect) if isinstance(effect, ev.Record) else None
+    swarm.list_members()
+    swarm.contribute()
+    swarm.run(25.0)
+    heads = {member.core.fragments[0].chain.head.number for member in swarm.members.values()}
+    assert heads == {header.number + 1}
+    assert not [record for record in records if record.reason == str(VersionFault.UNELECTED)]
 
 
 def test_a_vote_request_of_an_epoch_that_we_are_not_in_is_asked_again_in_the_same_term() -> None:
