@@ -424,9 +424,9 @@ def broken_rule(manifest: Manifest) -> str | None:
             f"sync.quorum must be at most group.size ({group.size}), it is {sync.quorum}",
         ),
         (
-            group.max_base_age_versions <= group.log_versions,
-            f"group.max_base_age_versions must be at most group.log_versions ({group.log_versions}), "
-            f"it is {group.max_base_age_versions}",
+            max(group.max_base_age_versions, group.term_versions) <= group.log_versions,
+            f"group.max_base_age_versions ({group.max_base_age_versions}) and group.term_versions "
+            f"({group.term_versions}) must be at most group.log_versions ({group.log_versions})",
         ),
         (
             data.tokenizer == BYTES or (data.tokenizer_digest and data.end_of_document),

@@ -52,6 +52,7 @@ class Candidates:
     def filled(self, now: float) -> None:
         """Note that the office is filled."""
         self.losses, self.taken_s = 0, now
+        self.idle.filled()
 
     def wait_s(self, term: int, now: float) -> float:
         """Compute how long our rank leaves the better ones alone.
@@ -87,7 +88,7 @@ class Candidates:
         if not fitter:
             return ""
         fitness = self._electorate.fitness(certificate.syncer)
-        made = max(self._context.chain.head.number, number) > certificate.start_number
+        made = max(self._context.chain.head.number, number) > certificate.base[0]
         ends = made and any(peer == candidate or self._up_to_date(peer) for peer in fitter)
         if fitness is Fitness.HIDDEN:
             ends = made or now - self.taken_s >= self._context.shared.timing.hidden_wait_s
@@ -156,16 +157,12 @@ class Candidates:
         most = self._context.shared.config.term_versions
         if certificate is None or certificate.syncer != candidate:
             return False
-        over = self._context.chain.head.number >= certificate.start_number + most
+        over = self._context.chain.head.number >= certificate.base[0] + most
         return not over and self._rota.versions(candidate) < most
 
 
-REST_S = 60.0
-"""Time for which this member does not stand again against a holder that others count on, though it has found
-something against it itself. Others may find the same: then they stand."""
-FIRST_REST_S = 2.0
-"""Rest after what it suspects, the first time in a term; twice as long every further time, up to
-`REST_S`."""
+REST_S = 10.0
+"""Time for which this member does not stand again against a holder that others count on."""
 
 
 class Trust:
@@ -186,15 +183,15 @@ class Trust:
         """Reason why this one is not counted on, though it is alive; None if it is."""
         self.outvoted = False
         """True: others count on it, and so it stays."""
-        self._vain: tuple[int, int] = 0, 0
-        """Term in which others let stay whom we suspected, and how many times."""
+        self._vain_term = 0
+        """Term in which others let stay whom we suspected."""
         self._endured_term = 0
         self._rests_until_s = 0.0
 
     def doubt(self, why: Suspicion, certificate: Certificate | None) -> None:
         """Stop counting on it. If others let it stay in this term before, we go by that for now."""
         self.suspected = why
-        self.outvoted = certificate is not None and certificate.term == self._vain[0]
+        self.outvoted = certificate is not None and certificate.term == self._vain_term
 
     def renew(self) -> None:
         """Count on it again, or on the next."""
@@ -203,12 +200,12 @@ class Trust:
     def overruled(self, counted_on: bool, certificate: Certificate | None, now: float) -> None:
         """Take in whether those that refused us their votes count on it, where we do not."""
         self.outvoted = counted_on and self.suspected is not None
-        if counted_on and certificate is not None and self._found(certificate.syncer, now):
-            self._endured_term, self._rests_until_s = certificate.term, now + REST_S
-        elif self.outvoted and certificate is not None:
-            times = self._vain[1] if self._vain[0] == certificate.term else 0
-            self._vain = certificate.term, times + 1
-            self._rests_until_s = now + min(REST_S, FIRST_REST_S * (1 << min(times, 8)))
+        if counted_on and certificate is not None:
+            self._rests_until_s = now + REST_S
+            if self._found(certificate.syncer, now):
+                self._endured_term = certificate.term
+            elif self.outvoted:
+                self._vain_term = certificate.term
 
     def endures(self, certificate: Certificate, now: float) -> bool:
         """Tell whether the holder stays: others count on it, and only what we found speaks against it."""
@@ -216,10 +213,7 @@ class Trust:
 
     def rests(self, certificate: Certificate | None, now: float) -> bool:
         """Tell whether to stand against it is in vain for now: others have just let it stay."""
-        if certificate is None or now >= self._rests_until_s:
-            return False
-        suspected = self.outvoted and certificate.term == self._vain[0]
-        return self.endures(certificate, now) or (suspected and not self._gone(certificate, now, ""))
+        return certificate is not None and now < self._rests_until_s and not self._gone(certificate, now, "")
 
     def why_not(self, certificate: Certificate, now: float, candidate: str = "") -> str:
         """Say why the certified syncer cannot be counted on (or is to leave the office to `candidate`); empty
@@ -299,8 +293,13 @@ FIRST_S = 60.0
 LONGEST_S = 3600.0
 
 
+VAIN_S = 3.0
+"""Time from the first vote for a candidate on after which one that is not in office yet comes last."""
+
+
 class Idle:
-    """Syncers that made nothing of one group's office, as this member saw, until they make a version.
+    """Syncers that made nothing of one group's office, and candidates that made no office of our votes, as
+    this member saw, until they make a version.
 
     They were waited for as long as anybody is. They are the last in turn: else one fast member that makes
     nothing would be elected again and again, each time for a patience of all.
@@ -311,12 +310,24 @@ class Idle:
     def __init__(self) -> None:
         self._known: BoundedDict[str, tuple[int, int, float]] = BoundedDict(MOST)
         """The newest such term, how many there were in a row, and until when others come first."""
+        self._voted: BoundedDict[str, float] = BoundedDict(MOST)
+        """Time at which each first got our vote since the office was last filled."""
 
     def was(self, syncer: str, term: int, now: float) -> None:
         """Note that this syncer let us wait for nothing in this term."""
         before, times, _ = self._known.get(syncer, (0, 0, 0.0))
         if term > before:
             self._known[syncer] = term, times + 1, now + min(FIRST_S * 2.0 ** min(times, 16), LONGEST_S)
+
+    def voted(self, candidate: str, term: int, now: float) -> None:
+        """Note that this one gets our vote, perhaps again, though it did not come into office by it."""
+        first_s = self._voted.setdefault(candidate, now)
+        if now - first_s >= VAIN_S:
+            self.was(candidate, term, now)
+
+    def filled(self) -> None:
+        """Note that the office is filled."""
+        self._voted.clear()
 
     def made(self, syncer: str, term: int) -> None:
         """Note that this syncer made a version in this term."""

@@ -41,7 +41,6 @@ from p2pdiloco.core.api.versions import (
     Plan,
     SignedVersion,
     VersionHeader,
-    leaf_index,
     next_plan,
     plausible_score,
     trust_of,
@@ -803,8 +802,9 @@ def plan_after(parent: VersionHeader, marks: Marks, number: int, config: CoreCon
     """
 
     def vacant(epoch: int, groups: int) -> int:
-        since, fragment = number + 1 - AWAKE_VERSIONS, parent.fragment
-        return _vacant(marks, since, config.run, fragment, epoch, groups) if groups > 1 and since > 0 else 0
+        since = number + 1 - AWAKE_VERSIONS
+        plan = plan_of(parent, config)._replace(epoch=epoch, groups=groups)
+        return _vacant(marks, since, plan) if groups > 1 and since > 0 else 0
 
     size, term_versions = config.group_size, config.term_versions
     members = len(marks.seated_since(number - LATELY_TERMS * term_versions))
@@ -812,7 +812,6 @@ def plan_after(parent: VersionHeader, marks: Marks, number: int, config: CoreCon
 
 
 @lru_cache(REMEMBERED)
-def _vacant(marks: Marks, since: int, run: str, fragment: int, epoch: int, groups: int) -> int:
+def _vacant(marks: Marks, since: int, plan: Plan) -> int:
     """Count the leaf groups without a seat that was merged in version `since` or later."""
-    awake = marks.seated_since(since)
-    return groups - len({leaf_index(run, fragment, epoch, groups, seat) for seat in awake})
+    return plan.groups - len({plan.leaf_of(seat) for seat in marks.seated_since(since)})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from typing import Protocol
 
@@ -16,7 +15,7 @@ from p2pdiloco.core.api.events import UpdateApplied, VoteRecord
 from p2pdiloco.core.api.evidence import Accusation, FalseState, short_of
 from p2pdiloco.core.api.reasons import Suspicion, VersionFault
 from p2pdiloco.core.api.types import Certificate, Reach
-from p2pdiloco.core.api.versions import SignedVersion, VersionHeader, parent_index, parse_group
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader, parse_group
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.chain import Chain, plan_of
 from p2pdiloco.core.roster import Roster
@@ -84,7 +83,6 @@ class FragmentContext:
         votes: Iterable[VoteRecord],
         posts: Sequence[OwnPost],
         needs_syncer: Callable[[], bool],
-        now: float,
     ) -> None:
         self.shared = shared
         self.index = index
@@ -96,8 +94,6 @@ class FragmentContext:
         self.false_states = FalseStates(shared, chain)
         self.ballots = Ballots(votes)
         self.posts = posts
-        self.stands_s = now
-        """Time at which the head became ours, or this life began."""
         self.moved_s = -math.inf
         """Time at which the newest version was made, or became ours."""
         self.needs_syncer = needs_syncer
@@ -112,21 +108,22 @@ class FragmentContext:
         """True: the next version is made by more than one group."""
         return self.chain.header.groups > 1
 
-    def most(self, peers: AbstractSet[str]) -> bool:
-        """Tell whether these are more than half of the head's seats; or, in a run of several groups, in more
-        than half of those groups with a seat that are just below the topmost one."""
+    def voted(self, of: Certificate) -> tuple[int, int]:
+        """Count the parts of a certificate's group that voted, and all that have a seat of the head's table.
+        A part of a leaf group is a seat; of another group, a group just below it."""
         plan = plan_of(self.chain.header, self.shared.config)
-        units = {}
+        level, index = plan.place(of.group) or (0, 0)
+        parts: dict[str, object] = {}
         for seat in self.chain.marks.seats:
-            level, place = plan.leaf_of(seat)
-            while level < len(plan.sizes) - 2:
-                level, place = level + 1, parent_index(plan.sizes, level, place)
-            units[seat] = place if self.grouped else seat
-        return 2 * len({units[seat] for seat in units.keys() & peers}) > len({*units.values()})
+            leaf = plan.leaf_of(seat)
+            if plan.above(leaf, level) == (level, index):
+                parts[seat] = plan.above(leaf, level - 1) if level else seat
+        voters = parts.keys() & (vote.body.voter for vote in of.votes)
+        return len({parts[seat] for seat in voters}), len({*parts.values()})
 
     def moved(self, now: float) -> None:
         """Note that the newest version was made, or became ours."""
-        self.moved_s = self.stands_s = now
+        self.moved_s = now
 
 
 class Fitness(IntEnum):
@@ -233,16 +230,6 @@ class Electorate:
         if shared.votes and shared.willing and self.decides(shared.me, now):
             others = [shared.me, *others]
         return [other for other in others if self.fitness(other) > fitness]
-
-    def out_of_earshot(self, peers: Iterable[str], now: float) -> int:
-        """Count those of these that vote by the list of members, though we cannot hear them: there is no link
-        between two that cannot be dialled. 0 where we can be."""
-        shared = self._shared
-        if shared.reach in (Reach.DIRECT, Reach.UNKNOWN):
-            return 0
-        unknown = set(peers).difference(self.voters(now), shared.view.confirmed(now), [shared.me])
-        known = [peer for peer in unknown if shared.listing.incarnation(peer) is not None]
-        return sum(self.admits(peer, now) for peer in self._roster.seats.intersection(known))
 
     def live(self, now: float) -> list[str]:
         """List the members to count on, without oneself."""

@@ -23,12 +23,8 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.core.api.versions import (
     PartialHeader,
+    Plan,
     SignedPartial,
-    children,
-    group_name,
-    leaf_index,
-    leaf_span,
-    level_sizes,
 )
 from p2pdiloco.core.base import Shared, backoff_s
 from p2pdiloco.core.candidates import ranking
@@ -38,6 +34,7 @@ from p2pdiloco.core.members import Derived
 from p2pdiloco.core.pending import SendState, Underway
 from p2pdiloco.core.publisher import Hierarchy, Job, MergedParts
 from p2pdiloco.core.roster import Roster
+from p2pdiloco.core.voting import are_signed, counting
 from p2pdiloco.util import BoundedDict, MovingAverage
 
 
@@ -263,10 +260,10 @@ class Seeking:
     confirmed member otherwise (docs/protocol/groups.md, section 6).
     """
 
-    def __init__(self, context: FragmentContext, plan: tuple[int, int], electorate: UpperElectorate) -> None:
+    def __init__(self, context: FragmentContext, plan: Plan, electorate: UpperElectorate) -> None:
         self._context = context
         self._shared = context.shared
-        self._epoch, self._groups = plan
+        self._plan = plan
         self._electorate = electorate
         self._searches: dict[str, _Search] = {}
         self._asked: dict[str, float] = {}
@@ -294,18 +291,43 @@ class Seeking:
         self._asked = {peer: at_s for peer, at_s in self._asked.items() if now - at_s < KEPT_S}
         return list(self._asked)
 
-    def learned(self, child: str, certificate: Certificate, now: float) -> None:
-        """Take in a certificate of that group below, or of one inside it."""
-        syncer, shared = certificate.syncer, self._shared
-        if syncer == shared.me or self._asked.get(syncer, -1e18) > now - 0.1:
-            return
-        leaf = leaf_index(shared.config.run, self._context.index, self._epoch, self._groups, syncer)
-        if leaf not in self._electorate.children[child]:
+    def learned(self, certificate: Certificate, now: float) -> None:
+        """Take in a certificate of a group below, or of one inside it."""
+        syncer, electorate = certificate.syncer, self._electorate
+        child = next((child for child in electorate.children if electorate.all_below(child, [syncer])), None)
+        if child is None or syncer == self._shared.me:
             return  # made up: nobody of another group holds an office in this one
-        if certificate.group == child:
+        below = certificate.group == child
+        if below:
+            self._proven(certificate)
+        elif child not in electorate.unknown(now):
+            return
+        if self._asked.get(syncer, -1e18) > now - 0.1:
+            return
+        if below:
             self._note(syncer, now)
         else:
             self._ask(syncer, child, now)
+
+    def claimed(self, peer: str, child: str, term: int, now: float) -> None:
+        """Ask for the certificate of a claim that has shown none."""
+        known = self._electorate.proofs.get((child, peer))
+        asked_s = self._asked.get(peer, -1e18)
+        if (known is None or known[0] != term) and now >= asked_s + self._shared.timing.query_s:
+            self._ask(peer, child, now)
+
+    def meet(self, now: float) -> None:
+        """Ask those that claim the offices below."""
+        for child in self._electorate.children:
+            for peer, term in self._shared.claims.of(self._context.index, child).items():
+                self.claimed(peer, child, term, now)
+
+    def _proven(self, certificate: Certificate) -> None:
+        """Note which part of its group has elected that syncer."""
+        proof = counting(certificate, self._context.chain.marks.seats)
+        voted, parts = self._context.voted(proof)
+        if voted and are_signed(self._context, proof):
+            self._electorate.prove(proof.group, proof.syncer, (proof.term, 2 * voted > parts, voted))
 
     def _ask(self, peer: str, child: str, now: float) -> None:
         if self._note(peer, now):
@@ -328,10 +350,10 @@ class Seeking:
         run, span = shared.config.run, self._electorate.children[child]
         turn = tries // TRIES_EACH
         leaf = span[turn % len(span)]
-        mates = shared.listing.leaves(run, fragment, self._epoch, self._groups)[leaf]
+        mates = shared.listing.leaves(self._plan)[leaf]
         if not mates:
             return ""
-        name = group_name(self._epoch, self._groups, 0, leaf)
+        name = self._plan.name(0, leaf)
         order = ranking(run, name, fragment, self._context.chain.head.term + 1, mates)
         return order[turn // len(span) % len(order)]
 
@@ -351,14 +373,13 @@ class LeafElectorate(Electorate):
     def __init__(
         self,
         shared: Shared,
-        fragment: int,
         roster: Roster,
-        plan: tuple[int, int],
+        plan: Plan,
         index: int,
         since_s: float,
     ) -> None:
-        super().__init__(shared, fragment, roster)
-        self._epoch, self._groups = plan
+        super().__init__(shared, plan.fragment, roster)
+        self._plan = plan
         self._index = index
         self._since_s = since_s
         self._mine: BoundedDict[str, bool] = BoundedDict(MAX_ASKED)
@@ -367,8 +388,7 @@ class LeafElectorate(Electorate):
     def _belongs(self, peer: str) -> bool:
         found = self._mine.get(peer)
         if found is None:
-            run = self._shared.config.run
-            found = leaf_index(run, self._fragment, self._epoch, self._groups, peer) == self._index
+            found = self._plan.leaf_of(peer) == (0, self._index)
             self._mine[peer] = found
         return found
 
@@ -380,9 +400,7 @@ class LeafElectorate(Electorate):
 
     def mates(self) -> tuple[str, ...]:
         """List everybody who is listed here."""
-        shared = self._shared
-        leaves = shared.listing.leaves(shared.config.run, self._fragment, self._epoch, self._groups)
-        return leaves[self._index]
+        return self._shared.listing.leaves(self._plan)[self._index]
 
     def _unheard(self, now: float) -> list[str]:
         """List the members that are listed and not heard of yet; believed in for the first seconds of the
@@ -438,32 +456,28 @@ class UpperElectorate(Electorate):
     def __init__(
         self,
         shared: Shared,
-        fragment: int,
         roster: Roster,
-        plan: tuple[int, int],
+        plan: Plan,
         place: tuple[int, int],
         own_child: str,
         since_s: float,
     ) -> None:
-        super().__init__(shared, fragment, roster)
-        epoch, groups = self._plan = plan
+        super().__init__(shared, plan.fragment, roster)
+        self._plan = plan
         self._own_child = own_child
         self._since_s = since_s
-        sizes = level_sizes(groups, shared.config.group_size)
-        level, index = place
-        self._children: dict[str, range] = {
-            group_name(epoch, groups, level - 1, child): leaf_span(sizes, level - 1, child)
-            for child in children(sizes, level, index)
-        }
+        self.children: dict[str, list[int]] = {}
         """Leaf groups in every group below, by its name."""
+        for leaf in range(plan.groups):
+            child = plan.above((0, leaf), place[0] - 1)
+            if plan.above(child, place[0]) == place:
+                self.children.setdefault(plan.name(*child), []).append(leaf)
+        self.proofs: dict[tuple[str, str], tuple[int, bool, int]] = {}
+        """What claims have shown, by group and claimant: term, whether more than half of the group voted, and
+        how much of it."""
         self._holders: dict[str, str] = {}
         self._seen_members: list[str] | None = None
         self._seen_claims = -1
-
-    @property
-    def children(self) -> dict[str, range]:
-        """Leaf groups in every group below, by its name."""
-        return self._children
 
     def holders(self, now: float) -> dict[str, str]:
         """Find the groups below whose syncer is known: name -> peer. A live claimant goes before a silent
@@ -474,24 +488,32 @@ class UpperElectorate(Electorate):
             self._seen_members, self._seen_claims = members, shared.claims.version
             alive, known = set(shared.view.live(now)), set(members)
             self._holders = {}
-            for child in self._children:
+            for child in self.children:
                 if child == self._own_child:
                     self._holders[child] = shared.me
                     continue
                 claims = shared.claims.of(self._fragment, child)
                 here = {peer: term for peer, term in claims.items() if peer in known}
-                ranked = [(p in alive, term, p) for p, term in self._credible(child, here).items()]
+                ranked = [(p in alive, *proof, p) for p, proof in self._credible(child, here).items()]
                 if ranked:
-                    self._holders[child] = max(ranked)[2]
+                    self._holders[child] = max(ranked)[-1]
         return self._holders
 
-    def _credible(self, child: str, claims: dict[str, int]) -> dict[str, int]:
-        """Pick the claims that may be true: of those who belong there, and of newcomers only where nobody
-        else is listed."""
-        worked = {p: term for p, term in claims.items() if self._counts(p) and self.all_below(child, [p])}
-        if worked or not claims or any(map(self._counts, self._listed(child))):
-            return worked
-        return {p: term for p, term in claims.items() if self.all_below(child, [p])}
+    def _credible(self, child: str, claims: dict[str, int]) -> dict[str, tuple[bool, int, int]]:
+        """Pick the claims that have shown a certificate, and rank them by who voted; those of newcomers only
+        where nobody else is listed."""
+        shown = {
+            peer: (proof[1], proof[0] if proof[1] else proof[2], proof[0])
+            for peer, term in claims.items()
+            if (proof := self.proofs.get((child, peer))) and proof[0] == term and self._counts(peer)
+        }
+        if shown or not claims or any(map(self._counts, self._listed(child))):
+            return shown
+        return {p: (False, 0, claims[p]) for p in claims if self.all_below(child, [p])}
+
+    def prove(self, child: str, peer: str, proof: tuple[int, bool, int]) -> None:
+        """Note what a claimant has shown (`proofs`)."""
+        self.proofs[child, peer], self._seen_members = proof, None
 
     def _counts(self, peer: str) -> bool:
         return peer in self._roster.seats
@@ -501,13 +523,12 @@ class UpperElectorate(Electorate):
         return [peer for peer in among if peer in holders]
 
     def _listed(self, child: str) -> Iterable[str]:
-        shared = self._shared
-        leaves = shared.listing.leaves(shared.config.run, self._fragment, *self._plan)
-        return (peer for leaf in self._children[child] for peer in leaves[leaf])
+        leaves = self._shared.listing.leaves(self._plan)
+        return (peer for leaf in self.children[child] for peer in leaves[leaf])
 
     def unknown(self, now: float) -> list[str]:
         known = self.holders(now)
-        return [child for child in self._children if child not in known and any(self._listed(child))]
+        return [child for child in self.children if child not in known and any(self._listed(child))]
 
     def _believed(self, now: float) -> list[str]:
         """List the unknown ones in which a seat is: the others may be names only."""
@@ -557,8 +578,8 @@ class UpperElectorate(Electorate):
         return not self._counts(self._holders.get(child, self._shared.me))
 
     def all_below(self, child: str, learners: Iterable[str]) -> bool:
-        run, span = self._shared.config.run, self._children.get(child, range(0))
-        return all(leaf_index(run, self._fragment, *self._plan, learner) in span for learner in learners)
+        span = self.children.get(child, ())
+        return all(self._plan.leaf_of(learner)[1] in span for learner in learners)
 
     def peer_of(self, child: str, now: float) -> str:
         return self.holders(now).get(child, "")

@@ -137,7 +137,7 @@ class Office:
         certificate = self.certificate
         if certificate is None:
             return True
-        return self._chain.head.number >= certificate.start_number + self._shared.config.term_versions
+        return self._chain.head.number >= certificate.base[0] + self._shared.config.term_versions
 
     def why_open(self, now: float, candidate: str = "") -> str:
         """Say why no member can be counted on in this office (or is to leave it to that one); empty if one
@@ -235,9 +235,8 @@ class Office:
             self._turn.opened(now)
         if self._voter.unsaved_votes or not self._candidates.may_stand(now):
             return
-        waits = not self._electorate.ready(now)
         rests = not self.term_over() and self._trust.rests(self.certificate, now)
-        if self._turn.look(waits or rests, now):
+        if self._turn.look(rests or not self._electorate.ready(now), now):
             self._stand(now, reason)
 
     @property
@@ -324,6 +323,7 @@ class Office:
         if self.holding:
             self.lay_down("a majority may elect another")
         self._turn.voted(now + self._shared.timing.election_timeout_s)
+        self._candidates.idle.voted(sender, request.term, now)
         if self._voter.gave(sender, request.term):
             self._shared.out.put(granted)
         else:
@@ -333,8 +333,11 @@ class Office:
         """Count a vote for us. Returns what is wrong with a false one."""
         if vote.body.voter != sender:
             return MessageFault.VOTE_OF_ANOTHER
-        ours = vote.body.term == (self.term if self.holding else self._candidate_term)
-        if not ours or not self._chain.knows(vote.body.base_number, vote.body.base_digest):
+        body, candidacy = vote.body, self._candidacy
+        ours = (self.term, self.certificate.base) if self.holding and self.certificate else None
+        if candidacy is not None:
+            ours = candidacy.term, (candidacy.head.number, candidacy.head.digest)
+        if ours != (body.term, (body.base_number, body.base_digest)):
             return None  # or for going on from a head that we left
         fault = why_not_for(self._context, self._group, vote)
         if fault is None and self.holding:
@@ -351,28 +354,28 @@ class Office:
     def _won(self, candidacy: Candidacy, now: float) -> None:
         certificate = candidacy.certificate()
         result = f"{len(certificate.votes)} of {self._electorate.size(now)} votes"
-        self.certificate = certificate
         self._machine.go(OfficeSignal.WIN)
-        self._taken(f"we are the syncer with {result}", now)
+        self._taken(certificate, f"we are the syncer with {result}", now)
         for peer in self._electorate.others(now):
             self._shared.out.send(peer, Elected(certificate))
 
-    def _taken(self, reason: str, now: float) -> None:
-        self.trust()
+    def _taken(self, certificate: Certificate, reason: str, now: float) -> None:
+        before, self.certificate = self.certificate, certificate
+        vain = before and before.syncer == certificate.syncer and self._chain.header.term < before.term
+        if not (vain and self._trust.suspected is Suspicion.NO_VERSION and self._candidates.may_stand(now)):
+            self.trust()  # else it has itself elected again, and has made nothing yet
         self._candidacy = None
         self._turn.filled()
         self.changed = True
-        certificate = self.certificate
-        if certificate:
-            self._candidates.filled(now)
-            self._shared.out.record(
-                "office",
-                self._fragment,
-                reason,
-                syncer=certificate.syncer,
-                term=certificate.term,
-                **self._label(),
-            )
+        self._candidates.filled(now)
+        self._shared.out.record(
+            "office",
+            self._fragment,
+            reason,
+            syncer=certificate.syncer,
+            term=certificate.term,
+            **self._label(),
+        )
 
     def on_refused(self, sender: str, refused: VoteRefused, now: float) -> None:
         """Learn from a voter that said no what it knows."""
@@ -385,8 +388,6 @@ class Office:
         elif candidacy.refused(sender, now):
             self._lose(now, f"a majority is impossible: {refused.reason}")
             self._trust.overruled(refused.reason is VoteRefusal.COUNTED_ON, self.certificate, now)
-            if refused.head is not None and refused.head.weight > self._chain.head.weight:
-                self._turn.pause_longer(self._shared.timing.election_timeout_s)  # first catch up
 
     def on_elected(self, sender: str, certificate: Certificate, now: float) -> MessageFault | None:
         """Accept a certificate that our own view bears out. Returns what is wrong with it."""
@@ -400,9 +401,8 @@ class Office:
         if certificate.syncer == self._shared.me:
             return None  # of an earlier life of ours: we do not hold that office any more
         self._terms.used(certificate.term if self._shared.confirmed else 0)
-        self.certificate = certificate
         self._machine.go(OfficeSignal.FOLLOW)
-        self._taken("deposed" if was_holding else "follows", now)
+        self._taken(certificate, "deposed" if was_holding else "follows", now)
         return None
 
     def on_query(self, sender: str, query: OfficeQuery) -> None:
@@ -462,10 +462,6 @@ class Turn:
     def voted(self, until_s: float) -> None:
         """Pause for another that has our vote: until the office is filled, or that time."""
         self._voted_until_s = until_s
-
-    def pause_longer(self, by_s: float) -> None:
-        """Lengthen the pause."""
-        self._not_before_s += by_s
 
     def lost(self, now: float) -> None:
         """Wait for another turn, after a pause of random length: a candidacy was lost."""

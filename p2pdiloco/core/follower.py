@@ -31,7 +31,7 @@ from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, Ticket, Watermark, 
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.audits import Auditor
 from p2pdiloco.core.base import Shared, backoff_s
-from p2pdiloco.core.chain import MOST_TERMS, Chain, numbers_can_be, plan_after, version_fault
+from p2pdiloco.core.chain import Chain, numbers_can_be, plan_after, version_fault
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue, commit_effect
 from p2pdiloco.core.fork_choice import NamedHeads
@@ -328,8 +328,6 @@ class Follower:
             return VersionFault.CHAIN_MOVED if moved else VersionFault.PARENT_DIFFERS
         if self._context.false_states.builds_on(header):
             return VersionFault.FALSE_STATE
-        if header.term > self._chain.header.term + MOST_TERMS:
-            return VersionFault.FALSE_TERM
         if not holds_office(self._context, header, giver, now):
             return VersionFault.UNELECTED
         if not plausible(header, config):

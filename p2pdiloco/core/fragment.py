@@ -39,7 +39,7 @@ class Fragment:
         self.index = index
         self.chain = Chain(restored.log, restored.watermarks, keep, config.seats)
         posts: list[GroupPost] = []
-        self.context = FragmentContext(shared, index, self.chain, votes, posts, self._needs_syncer, now)
+        self.context = FragmentContext(shared, index, self.chain, votes, posts, self._needs_syncer)
         self.witnesses = Witnesses(self.chain, shared.timing.durable_s)
         self.own = ContributionQueue(self.context, lambda now: self.follower.behind(now))
         self.posts = Posts(self.context, self.own, posts, self._request, now)
@@ -279,11 +279,8 @@ class Fragment:
 
     def on_announce(self, sender: str, message: Announce, confirmed: bool, now: float) -> None:
         """Take in that a new version exists."""
-        if not self.context.grouped:
-            if message.syncer == sender == self.office.syncer:
-                self.office.trust()
-            if message.head.term > self.office.term:
-                self.office.on_claim(sender, message.head.term, now)
+        if not self.context.grouped and message.head.term > self.office.term:
+            self.office.on_claim(sender, message.head.term, now)
         self.siblings.heard(sender, message.head, now)
         self.follower.heads.heard(sender, message.head, confirmed, False, now)
 

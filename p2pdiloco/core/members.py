@@ -495,7 +495,6 @@ class Vanished:
 Claim = tuple[str, int, int]
 """(group, fragment, term) of an office that a peer says it holds."""
 NOBODY: dict[str, int] = {}
-NOTHING: dict[str, dict[str, int]] = {}
 
 
 class Claims:
@@ -506,9 +505,9 @@ class Claims:
 
     def __init__(self, fragments: int) -> None:
         self._fragments = fragments
-        self._of: dict[int, dict[str, dict[str, int]]] = {}
-        """Map fragment -> group -> peer -> term."""
-        self._by: dict[str, tuple[Claim, ...]] = {}
+        self._of: dict[tuple[int, str], dict[str, int]] = {}
+        """Map (fragment, group) -> peer -> term."""
+        self._by: dict[str, dict[tuple[int, str], int]] = {}
         self._heard_s: dict[str, float] = {}
         """Time at which each claimant was last heard to claim."""
         self.version = 0
@@ -520,24 +519,18 @@ class Claims:
             self._heard_s[peer] = now
         else:
             self._heard_s.pop(peer, None)
-        if offices == self._by.get(peer, ()):
-            return False
-        grouped = {(o[0], o[1]): o for o in offices if o[0] != WHOLE_RUN and o[1] < self._fragments}
-        new = tuple(grouped.values())
-        old = self._by.get(peer, ())
-        if new == old:
-            return False
-        for group, fragment, _ in old:
-            groups = self._of[fragment]
-            del groups[group][peer]
-            if not groups[group]:
-                del groups[group]
-        for group, fragment, term in new:
-            self._of.setdefault(fragment, {}).setdefault(group, {})[peer] = term
+        new = {(o[1], o[0]): o[2] for o in offices if o[0] != WHOLE_RUN and o[1] < self._fragments}
+        old = self._by.pop(peer, {})
         if new:
             self._by[peer] = new
-        else:
-            del self._by[peer]
+        if new == old:
+            return False
+        for office in old:
+            del self._of[office][peer]
+            if not self._of[office]:
+                del self._of[office]
+        for office, term in new.items():
+            self._of.setdefault(office, {})[peer] = term
         self.version += 1
         return True
 
@@ -548,7 +541,7 @@ class Claims:
 
     def of(self, fragment: int, group: str) -> dict[str, int]:
         """Find the claimants of that office: peer -> term."""
-        return self._of.get(fragment, NOTHING).get(group, NOBODY)
+        return self._of.get((fragment, group), NOBODY)
 
 
 class OwnLearner:

@@ -5,6 +5,7 @@ Rules: docs/protocol/exactly-once.md, sections 1, 3 and 6.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
@@ -93,6 +94,8 @@ class Underway:
         self.attempts = 0
         self.retry_at_s = 0.0
         self.deadline_s = 0.0
+        self._bound_s = math.inf
+        """Deadline of the term before, where the same syncer was elected again."""
         self.offered_s = 0.0
         """Time at which it was offered last."""
         self.offer: Offer | None = None
@@ -129,8 +132,8 @@ class Underway:
         self.offer = None
 
     def wait_until(self, deadline_s: float) -> None:
-        """Expect a version that contains it by then."""
-        self.deadline_s = deadline_s
+        """Expect a version that contains it by then; of a syncer that was elected again as before."""
+        self.deadline_s, self._bound_s = min(deadline_s, self._bound_s), math.inf
 
     def forgive(self, lag_s: float) -> None:
         """Expect it later by time in which we did not run: that was not the syncer's slowness."""
@@ -145,6 +148,7 @@ class Underway:
 
     def office_changed(self, syncer: str | None, now: float) -> None:
         """Send to another syncer, at once, what the old one holds."""
+        self._bound_s = self.deadline_s if self.state is SendState.HELD and self.peer == syncer else math.inf
         if self.state is not SendState.OFFERED or self.peer != syncer:
             self.retry(now)
         self.attempts = 0

@@ -21,15 +21,12 @@ from p2pdiloco.core.api.messages import (
 from p2pdiloco.core.api.reasons import MessageFault, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Ticket
 from p2pdiloco.core.api.versions import (
+    Plan,
     SignedPartial,
-    group_name,
-    is_below,
-    leaf_index,
-    level_sizes,
-    parent_index,
     parse_group,
 )
 from p2pdiloco.core.base import earliest
+from p2pdiloco.core.chain import plan_of
 from p2pdiloco.core.context import Electorate, FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue
 from p2pdiloco.core.delegate import Delegate, LeafElectorate, Seeking, UpperElectorate
@@ -71,17 +68,12 @@ class Posts:
         """Post in the group in which our learner takes part."""
         return self.taken[0]
 
-    def _newest_plan(self) -> tuple[int, int]:
-        header = self._context.chain.header
-        return header.epoch, header.groups
-
-    def _sizes(self) -> tuple[int, ...]:
-        return level_sizes(self._plan[1], self._shared.config.group_size)
+    def _newest_plan(self) -> Plan:
+        return plan_of(self._context.chain.header, self._shared.config)
 
     def _sit_down(self, now: float) -> None:
-        context, shared = self._context, self._shared
-        leaf = leaf_index(shared.config.run, context.index, *self._plan, shared.me)
-        self.taken[:] = [GroupPost(context, self.publisher, self, self._plan, (0, leaf), "", now)]
+        leaf = self._plan.leaf_of(self._shared.me)
+        self.taken[:] = [GroupPost(self._context, self.publisher, self, self._plan, leaf, "", now)]
 
     def _is_above(self, level: int) -> bool:
         return level + 1 < len(self.taken)
@@ -92,14 +84,10 @@ class Posts:
 
     def above(self, group: str) -> GroupPost | None:
         """Find our post in the group to which the syncer of `group` belongs."""
-        parsed = parse_group(group)
-        if parsed is None:
+        place = self._plan.place(group)
+        if place is None or place[0] + 1 == len(self._plan.sizes):
             return None
-        epoch, level, index = parsed
-        sizes = self._sizes()
-        if epoch != self._plan[0] or level + 1 >= len(sizes) or index >= sizes[level]:
-            return None
-        above = (level + 1, parent_index(sizes, level, index))
+        above = self._plan.above(place, place[0] + 1)
         return next((s for s in self.taken if (s.level, s.index) == above), None)
 
     # --- time ----------------------------------------------------------------------------------------
@@ -127,12 +115,11 @@ class Posts:
             for peer in sorted(fellows):  # they count on our claim
                 self._shared.notices.greet(peer)
         elif not post.top and not self._is_above(level):
-            sizes = self._sizes()
-            place = (level + 1, parent_index(sizes, level, post.index))
+            place = self._plan.above((level, post.index), level + 1)
             above = GroupPost(self._context, self.publisher, self, self._plan, place, post.name, now)
             posts.append(above)
-            for peer in above.electorate.others(now):
-                self._shared.notices.greet(peer)
+            if above.seeking is not None:
+                above.seeking.meet(now)
         if level == 0:
             self._own.office_changed(now)
         else:
@@ -158,7 +145,7 @@ class Posts:
 
     def neighbours(self, now: float) -> frozenset[str] | None:
         """List the peers to exchange heartbeats with because of this fragment; None: everybody."""
-        if self._plan[1] == 1:
+        if self._plan.groups == 1:
             return None
         leaf, *above = self.taken
         found = leaf.electorate.neighbours(now)
@@ -189,7 +176,7 @@ class Posts:
 
     def chain_moved(self, now: float, merged: bool) -> None:
         """Take in a version that another peer made. `merged`: with our work, or we had none."""
-        if self._plan[1] > 1:
+        if self._plan.groups > 1:
             self._relay(now)
         for post in tuple(self.taken):
             post.round.chain_moved(now)
@@ -198,7 +185,7 @@ class Posts:
 
     def _trust(self, merged: bool) -> None:
         posts = self.taken
-        if merged or self._plan[1] == 1:
+        if merged or self._plan.groups == 1:
             posts[0].office.trust()
         for below, post in itertools.pairwise(posts):
             if below.delegate is not None and below.delegate.partial is None:
@@ -226,7 +213,12 @@ class Posts:
         self._sit_down(now)
         leaf = self.leaf
         self._shared.out.record(
-            "groups", self._context.index, "the groups rotate", epoch=plan[0], groups=plan[1], group=leaf.name
+            "groups",
+            self._context.index,
+            "the groups rotate",
+            epoch=plan.epoch,
+            groups=plan.groups,
+            group=leaf.name,
         )
         self._own.office_changed(now)
         self._shared.notices.regrouped(now)
@@ -322,17 +314,11 @@ class Posts:
         if post is not None:
             post.seen.certified(sender, certificate, post.office.certificate)
             return post.office.on_elected(sender, certificate, now)
-        parsed = parse_group(certificate.group)
-        if parsed is None or parsed[0] != self._plan[0]:
-            return None
-        sizes = self._sizes()
-        if parsed[1] >= len(sizes) or parsed[2] >= sizes[parsed[1]]:
+        if self._plan.place(certificate.group) is None:
             return None
         for upper in self.taken[1:]:
-            for child in upper.electorate.unknown(now):
-                place = parse_group(child)
-                if place is not None and is_below(sizes, parsed[1:], place[1:]) and upper.seeking is not None:
-                    upper.seeking.learned(child, certificate, now)
+            if upper.seeking is not None:
+                upper.seeking.learned(certificate, now)
         return None
 
     def on_query(self, sender: str, query: OfficeQuery) -> None:
@@ -341,23 +327,21 @@ class Posts:
         if post is not None:
             post.office.on_query(sender, query)
             return
-        parsed = parse_group(query.group)
-        if parsed is None or parsed[0] != self._plan[0] or self._plan[1] == 1:
-            return
-        sizes = self._sizes()
-        if parsed[1] >= len(sizes) or parsed[2] >= sizes[parsed[1]]:
-            return
+        place = self._plan.place(query.group) or (0, 0)
         for post in reversed(self.taken):
-            inside = post.level < parsed[1] and is_below(sizes, (post.level, post.index), parsed[1:])
+            own = post.level, post.index
+            inside = post.level < place[0] and self._plan.above(own, place[0]) == place
             if inside and post.office.certificate is not None:
                 self._shared.out.send(sender, Elected(post.office.certificate))
                 return
 
     def on_claim(self, peer: str, group: str, term: int, now: float) -> None:
         """Take in the claim of a heartbeat that its sender holds that office."""
-        post = self.named(group)
+        post, upper = self.named(group), self.above(group)
         if post is not None:
             post.office.on_claim(peer, term, now)
+        elif upper is not None and upper.seeking is not None:
+            upper.seeking.claimed(peer, group, term, now)
 
     def beside(self, group: str) -> bool:
         """Tell whether that group's syncer is one of our fellows in a post above the leaves."""
@@ -383,7 +367,7 @@ class GroupPost:
 
     Args:
         hierarchy: our other posts of that fragment.
-        plan: (epoch, number of leaf groups), as the head's header states them.
+        plan: that of the head's header.
         place: (level, index) of the group.
         below: name of the group of which we are the syncer; empty for a leaf group.
     """
@@ -393,27 +377,26 @@ class GroupPost:
         context: FragmentContext,
         publisher: Publisher,
         hierarchy: Hierarchy,
-        plan: tuple[int, int],
+        plan: Plan,
         place: tuple[int, int],
         below: str,
         now: float,
     ) -> None:
         shared, roster = context.shared, context.roster
         self.level, self.index = place
-        sizes = level_sizes(plan[1], shared.config.group_size)
-        self.name = group_name(plan[0], plan[1], self.level, self.index)
-        self.top = self.level == len(sizes) - 1
+        self.name = plan.name(*place)
+        self.top = self.level == len(plan.sizes) - 1
         self.seeking: Seeking | None = None
         self.electorate: Electorate
         inbox: Inbox
         if below:
-            upper = UpperElectorate(shared, context.index, roster, plan, place, below, now)
+            upper = UpperElectorate(shared, roster, plan, place, below, now)
             self.electorate, inbox = upper, GroupInbox(context, upper)
             self.seeking = Seeking(context, plan, upper)
         elif self.top:
             self.electorate, inbox = Electorate(shared, context.index, roster), LearnerInbox(context)
         else:
-            self.electorate = LeafElectorate(shared, context.index, roster, plan, self.index, now)
+            self.electorate = LeafElectorate(shared, roster, plan, self.index, now)
             inbox = LearnerInbox(context)
         self.office = Office(context, self.name, self.electorate, lambda: self.round.busy)
         self.seen = SeenVotes(context, self.name)

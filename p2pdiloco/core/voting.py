@@ -6,7 +6,7 @@ Rules: docs/protocol/election.md, sections 4, 5, 6 and 10.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from msgspec.structs import replace
 
@@ -17,7 +17,7 @@ from p2pdiloco.core.api.reasons import MessageFault, VoteRefusal
 from p2pdiloco.core.api.types import MAX_VOTES, WHOLE_RUN, Certificate, Head, Vote, VoteBody
 from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.candidates import Candidates
-from p2pdiloco.core.chain import MOST_TERMS, Chain, plan_of
+from p2pdiloco.core.chain import MOST_TERMS, plan_of
 from p2pdiloco.core.context import Electorate, FragmentContext, Tenure
 from p2pdiloco.util import BoundedDict
 
@@ -126,7 +126,7 @@ class Candidacy:
         self._group = group
         self._electorate = electorate
         self.term = term
-        self._starts = context.chain.head.number
+        self.head = context.chain.head
         self._reason = reason
         self.votes: dict[str, Vote] = {}
         self._refused: set[str] = set()
@@ -137,8 +137,7 @@ class Candidacy:
 
     def request(self) -> VoteRequest:
         """Make the question to the voters."""
-        head = self._context.chain.head
-        return VoteRequest(self._group, self._context.index, self.term, head, self._reason)
+        return VoteRequest(self._group, self._context.index, self.term, self.head, self._reason)
 
     def count(self, vote: Vote, now: float) -> bool:
         """Take one vote in. Tell whether a majority is reached."""
@@ -175,7 +174,7 @@ class Candidacy:
         """Make the proof of our election."""
         votes = tuple(vote for _, vote in sorted(self.votes.items()))
         me = self._shared.me
-        return Certificate(self._group, self._context.index, self.term, me, self._starts, votes)
+        return Certificate(self._group, self._context.index, self.term, me, votes)
 
 
 LAST_AFTER_S = 6.0
@@ -243,7 +242,7 @@ class VoteJudge:
             return VoteRefusal.DISTRUSTED
         if candidate in shared.loss_audits:
             return VoteRefusal.EXPELLED
-        if request.term > max(self._terms.newest, self._office.term) + 1:
+        if request.term > self._terms.newest + 1:
             return VoteRefusal.FAR_AHEAD
         if request.term <= self._office.term:
             return VoteRefusal.CERTIFIED
@@ -272,7 +271,7 @@ class VoteJudge:
 
         What a candidate says of versions that we do not have proves nothing: it is asked again in a moment,
         as the holder's word, or the version itself, will be here if it is true."""
-        end = certificate.start_number + self._shared.config.term_versions
+        end = certificate.base[0] + self._shared.config.term_versions
 
         def over(number: int) -> bool:
             gives_way = self._candidates.why_give_way(certificate, now, number, candidate)
@@ -289,7 +288,7 @@ class Binding:
     """Watch on whether the holder's certificate still binds anyone, looked at once a heartbeat."""
 
     def __init__(self, context: FragmentContext, electorate: Electorate) -> None:
-        self._shared = context.shared
+        self._context = context
         self._electorate = electorate
         self._look_s = -1e18
         self._lost_since_s = math.inf
@@ -312,8 +311,8 @@ class Binding:
         """Tell whether it has bound no member for so long."""
         if now < self._look_s:
             return False
-        self._look_s = now + self._shared.timing.heartbeat_s
-        bound = binds(certificate, self._electorate, now)
+        self._look_s = now + self._context.shared.timing.heartbeat_s
+        bound = binds(self._context, certificate, self._electorate, now)
         if bound:
             self.term = certificate.term
         self._lost_since_s = math.inf if bound else min(self._lost_since_s, now)
@@ -411,11 +410,15 @@ def why_not_for(context: FragmentContext, group: str, vote: Vote) -> MessageFaul
     return None if signed else MessageFault.VOTE_SIGNATURE
 
 
-def binds(certificate: Certificate, electorate: Electorate, now: float, half: bool = False) -> bool:
-    """Tell whether those who voted are still a majority of those that vote here today; or `half` of them."""
-    gave = {vote.body.voter for vote in certificate.votes}
-    unheard = electorate.out_of_earshot(gave, now)
-    return 2 * (electorate.count(gave, now) + unheard) + half > electorate.size(now) + unheard
+def binds(
+    context: FragmentContext, certificate: Certificate, electorate: Electorate, now: float, half: bool = False
+) -> bool:
+    """Tell whether those who voted are more than half of all seats of a leaf group, whoever is here, or are
+    still a majority of those that vote here today; or `half` of them."""
+    voted, parts = context.voted(certificate)
+    gave = electorate.count((vote.body.voter for vote in certificate.votes), now)
+    all_ = certificate.group == context.leaf.name and 2 * voted > parts
+    return all_ or 2 * gave + half > electorate.size(now)
 
 
 def why_not_certified(
@@ -434,30 +437,36 @@ def why_not_certified(
         return MessageFault.CERTIFICATE_EMPTY
     if len(named) < len(certificate.votes):
         return MessageFault.CERTIFICATE_REPEATS
+    enough = shared.has_seat(certificate.syncer)
     if shared.confirmed:
-        if not binds(certificate, electorate, now):
-            return MessageFault.CERTIFICATE_MINORITY
-    elif certificate.syncer not in named or not shared.has_seat(certificate.syncer):
+        enough = binds(context, certificate, electorate, now)
+    if not enough or certificate.syncer not in named:
         return MessageFault.CERTIFICATE_MINORITY
-    return None if are_signed(context, certificate) else MessageFault.CERTIFICATE_SIGNATURE
+    of_seats = counting(certificate, {voter for voter in named if shared.has_seat(voter)})
+    return None if are_signed(context, of_seats) else MessageFault.CERTIFICATE_SIGNATURE
 
 
 def are_signed(context: FragmentContext, of: Certificate) -> bool:
-    """Tell whether all votes of a certificate are signed, and are for its syncer."""
+    """Tell whether all votes of a certificate are signed, and are for its syncer, and for one head."""
     shared = context.shared
-    # Those that count first: whoever only names them has not signed, and strangers' votes may be many.
-    for vote in sorted(of.votes, key=lambda vote: not shared.has_seat(vote.body.voter)):
+    right = shared.config.run, of.group, context.index, of.term, of.syncer, *of.base
+    for vote in of.votes:
         body = vote.body
-        right = shared.config.run, of.group, context.index, of.term, of.syncer
-        if (body.run, body.group, body.fragment, body.term, body.candidate) != right:
+        named = body.run, body.group, body.fragment, body.term, body.candidate
+        if (*named, body.base_number, body.base_digest) != right:
             return False
         if not shared.signed_by(body.voter, "vote", body, vote.signature):
             return False
     return True
 
 
+def counting(of: Certificate, voters: Container[str]) -> Certificate:
+    """Leave out of a certificate the votes of others than these, which prove nothing and may be many."""
+    return replace(of, votes=tuple(vote for vote in of.votes if vote.body.voter in voters))
+
+
 STANDS_S = 30.0
-"""Time without a version after which any weak certificate is taken where no holder is counted on: of several
+"""Time without a version and with nobody in office after which any weak certificate is taken: of several
 branches with few seats each, none would else be followed."""
 
 
@@ -472,42 +481,44 @@ def holds_office(context: FragmentContext, header: VersionHeader, giver: str, no
 
     Rules: docs/protocol/election.md, section 6.
     """
-    chain, proof = context.chain, header.elected
-    parent = chain.header
-    config, of = context.shared.config, (header.term, header.syncer)
+    chain, proof, config = context.chain, header.elected, context.shared.config
+    parent, of = chain.header, (header.term, header.syncer)
     if of == (parent.term, parent.syncer):
         first = chain.logged(header.number - config.term_versions)
-        return first is None or (first.header.term, first.header.syncer) != of
+        over = first is not None and (first.header.term, first.header.syncer) == of
+        return proof is None and not over
+    if proof is None or header.term <= parent.term:  # an old certificate is one of its own term only
+        return False
+    proof = counting(proof, chain.marks.seats | {header.syncer})
     mine = plan_of(parent, config).topmost, context.index, *of
-    if proof is None or (proof.group, proof.fragment, proof.term, proof.syncer) != mine:
+    if (proof.group, proof.fragment, proof.term, proof.syncer) != mine:
         return False
-    proof = replace(proof, votes=tuple(vote for vote in proof.votes if _is_of_this_branch(chain, vote.body)))
-    seats = chain.marks.seats.intersection(vote.body.voter for vote in proof.votes)
-    if not seats or header.term <= parent.term:  # an old certificate is one of its own term only
+    older = proof.base[0] < chain.head.number and not chain.logged(proof.base[0])
+    if not older and not chain.knows(*proof.base):
         return False
-    if not context.most(seats) and not _binds_us(context, header, proof, giver, now):
+    voted, parts = context.voted(proof)
+    post, shared = context.posts[-1], context.shared
+    # Where groups have just changed, few seats could be most of their syncers before anybody is known.
+    early = parent.groups > 1 and shared.confirmed and post.office.open_s(now) < shared.timing.suspect_s
+    full = 2 * voted > parts and not early
+    if not voted or not (full or header.term <= parent.term + MOST_TERMS):
         return False
-    return are_signed(context, proof)
+    return _binds_us(context, header, proof, full, giver, now) and are_signed(context, proof)
 
 
 def _binds_us(
-    context: FragmentContext, header: VersionHeader, proof: Certificate, giver: str, now: float
+    context: FragmentContext, header: VersionHeader, proof: Certificate, full: bool, giver: str, now: float
 ) -> bool:
     post = context.posts[-1]
     office, topmost = post.office, post.name == proof.group
-    if topmost and office.takes(now):
-        return (office.term, office.syncer) == (header.term, header.syncer)
-    if now > context.stands_s + STANDS_S:
+    holder, counted_on = office.syncer, office.takes(now)
+    said = context.shared.view.head(holder, context.index) if holder else None
+    stands = said is not None and (said == header.head() or (full and said.number > header.number))
+    if topmost and counted_on:
+        ours = (office.term, holder) == (header.term, header.syncer)
+        return ours or (full and (stands or header.term > office.term))
+    if full or (not counted_on and min(now - context.moved_s, office.open_s(now)) > STANDS_S):
         return True
     if topmost:
-        return binds(proof, post.electorate, now, half=True)
-    holder = office.syncer
-    if not holder or context.shared.view.head(holder, context.index) == header.head():
-        return True
-    return holder in (giver, *(vote.body.voter for vote in proof.votes))
-
-
-def _is_of_this_branch(chain: Chain, vote: VoteBody) -> bool:
-    """Tell whether it is for going on from an ancestor of the next version, as far as our log says."""
-    older = vote.base_number < chain.head.number and not chain.logged(vote.base_number)
-    return older or chain.knows(vote.base_number, vote.base_digest)
+        return binds(context, proof, post.electorate, now, half=True)
+    return stands or holder in (giver, *(vote.body.voter for vote in proof.votes))

@@ -98,7 +98,14 @@ REPLACED = [
     (
         "max_base_age_versions = 4",
         "max_base_age_versions = 17",
-        "group.max_base_age_versions must be at most group.log_versions (16), it is 17",
+        "group.max_base_age_versions (17) and group.term_versions (8) must be at most "
+        "group.log_versions (16)",
+    ),
+    (
+        "term_versions = 8",
+        "term_versions = 17",
+        "group.max_base_age_versions (4) and group.term_versions (17) must be at most "
+        "group.log_versions (16)",
     ),
     ("vocabulary = 256", "vocabulary = 255", "model.vocabulary must be at least 256 (raw bytes), it is 255"),
     ("layers = 4", "layers = 0", "model.layers must be an integer from 1 to 256, it is 0"),

@@ -49,7 +49,7 @@ class Above:
         """The next contributions of all learners of that group."""
         assert isinstance(self.seat.electorate, UpperElectorate)
         header, shared = self.chain.header, self.core.shared
-        leaves = shared.listing.leaves(RUN, 0, header.epoch, header.groups)
+        leaves = shared.listing.leaves(chain.plan_of(header, shared.config))
         learners = sorted(
             peer for leaf in self.seat.electorate.children[group or self.child] for peer in leaves[leaf]
         )

@@ -205,8 +205,8 @@ def vote(
 ) -> Vote:
     """A signed vote. `base`: the head from which the candidate goes on, of that number; version 0, if none is
     named."""
-    on = (number, base) if base else (0, genesis(fragment).header.digest())
-    body = VoteBody(RUN, group, fragment, term, candidate, voter, *on)
+    digest = base or genesis(fragment).header.digest()
+    body = VoteBody(RUN, group, fragment, term, candidate, voter, number, digest)
     return Vote(body, sign(voter, "vote", body))
 
 
@@ -221,7 +221,7 @@ def certificate(
 ) -> Certificate:
     """The votes of these voters for this syncer."""
     votes = tuple(vote(v, syncer, term, fragment, base, group, start) for v in sorted(voters))
-    return Certificate(group, fragment, term, syncer, start, votes)
+    return Certificate(group, fragment, term, syncer, votes)
 
 
 def contribution(learner: str, base: Head, stamp: Stamp = FIRST, **odd: Any) -> SignedContribution:
@@ -465,10 +465,15 @@ class Solo:
                 break  # nobody else votes
             if requests:
                 for peer in self.peers:
-                    effects += self.message(peer, msg.VoteGranted(vote(peer, self.me, requests[0].term)))
+                    effects += self.message(peer, msg.VoteGranted(self.vote_of(peer, requests[0].term)))
                 break
         assert self.fragment.office.holding, self.fragment.words(self.now)
         return effects
+
+    def vote_of(self, peer: str, term: int, fragment: int = 0) -> Vote:
+        """A peer's vote for us, to go on from our head."""
+        head = self.core.fragments[fragment].chain.head
+        return vote(peer, self.me, term, fragment, head.digest, number=head.number)
 
     def offer(self, learner: str, transfer: int, **odd: Any) -> list[ev.Effect]:
         """A peer offers a contribution to us, and if it is accepted its payload arrives."""

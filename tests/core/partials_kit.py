@@ -13,7 +13,6 @@ from p2pdiloco.core.api.versions import (
     Plan,
     group_name,
     level_sizes,
-    parent_index,
     tree_of,
 )
 from p2pdiloco_lab.simulation.lineage import HashCrypto
@@ -41,7 +40,7 @@ def partials_of(
         level, index = plan.leaf_of(part.learner)
         while level < end[0]:
             syncers[group_name(plan.epoch, plan.groups, level, index)] = part.learner
-            level, index = level + 1, parent_index(sizes, level, index)
+            level, index = plan.above((level, index), level + 1)
     made = [MergedPartial(g, syncers[g], sums_of(g), b"", limits) for g in sorted(syncers)]
     whole = [MergedPartial(top, parts[0].learner, sums_of(top), b"", limits)] if top else []
     for level in range(end[0]):  # who is above signs the signatures of those below, too

@@ -238,7 +238,6 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.WRONG_FRAGMENT: lambda: fetched(odd(codec="fp8")),
     VersionFault.SIGNATURE: lambda: fetched(forged_version()),
     VersionFault.FALSE_PLAN: lambda: fetched(odd(epoch=7)),
-    VersionFault.FALSE_TERM: lambda: fetched(odd(term=1 << 40)),
     VersionFault.UNSUPPORTED: another_state,
     VersionFault.FALSE_TOKENS: lambda: fetched(odd(tokens=7)),
     **version_rows.ROWS,
@@ -391,7 +390,7 @@ def elected(proof: Certificate) -> Effects:
 def forged_proof() -> Certificate:
     good = certificate("p1", PEERS)
     votes = tuple(Vote(given.body, good.votes[0].signature) for given in good.votes)
-    return Certificate("all", 0, 1, "p1", 0, votes)
+    return Certificate("all", 0, 1, "p1", votes)
 
 
 def forged_vote() -> Vote:

@@ -142,9 +142,7 @@ def message_strategies(
     groups: Draw[str] = texts, fragments: Draw[int] = counts, peers: Draw[str] = texts
 ) -> dict[type[msg.Message], Draw[msg.Message]]:
     """By class. The arguments narrow what would else almost never name anything that exists."""
-    certificates = st.builds(
-        Certificate, groups, fragments, counts, peers, counts, tuples(votes(peers, fragments))
-    )
+    certificates = st.builds(Certificate, groups, fragments, counts, peers, tuples(votes(peers, fragments)))
     progress = st.builds(
         msg.Progress,
         incarnation=counts,

@@ -176,7 +176,7 @@ class Usurper(Perjurer):
         run, me = self._world.plan.config.run, self._peer
         body = VoteBody(run, WHOLE_RUN, fragment, term, me, me, base.number, base.digest)
         vote = Vote(body, HashCrypto(me).sign(signed_bytes("vote", body)))
-        return Certificate(WHOLE_RUN, fragment, term, me, base.number, (vote,))
+        return Certificate(WHOLE_RUN, fragment, term, me, (vote,))
 
     def _part(self, fragment: int, chain: Chain) -> Contributor:
         """Label work of its own: as long as can be where the version must be heavier than another one."""

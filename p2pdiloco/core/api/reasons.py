@@ -229,7 +229,6 @@ class VersionFault(Reason):
     WRONG_FRAGMENT = "wrong-fragment"
     SIGNATURE = "version-signature"
     FALSE_PLAN = "false-plan"
-    FALSE_TERM = "false-term"
     FALSE_TOKENS = "false-tokens"
     UNBACKED = "unbacked"
     """Version that neither a seat has made, nor any seat names."""

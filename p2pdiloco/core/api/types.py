@@ -331,15 +331,21 @@ class Vote(Wire, frozen=True):
 
 
 class Certificate(Wire, frozen=True):
-    """Proof that a syncer is in office: a majority's votes for (group, fragment, term)."""
+    """Proof that a syncer is in office: a majority's votes for (group, fragment, term), all for going on from
+    one head."""
 
     group: GroupId
     fragment: Count
     term: Count
     syncer: PeerId
-    start_number: Count
-    """Head number of the syncer when it was elected: the term ends `term_versions` later."""
     votes: Annotated[tuple[Vote, ...], Meta(max_length=MAX_VOTES)]
+
+    @property
+    def base(self) -> tuple[int, bytes]:
+        """Number and digest of the head of the syncer when it stood, by its own vote, without which it is
+        none: the term ends `term_versions` later."""
+        own = next((vote.body for vote in self.votes if vote.body.voter == self.syncer), None)
+        return (own.base_number, own.base_digest) if own else (0, b"")
 
 
 @direct_members

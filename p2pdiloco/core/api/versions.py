@@ -8,6 +8,7 @@ that goes into one contribution.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -256,7 +257,19 @@ class Plan(NamedTuple):
     @property
     def topmost(self) -> str:
         """Name of the group whose syncer makes the next version."""
-        return group_name(self.epoch, self.groups, len(self.sizes) - 1, 0)
+        return self.name(len(self.sizes) - 1, 0)
+
+    def name(self, level: int, index: int) -> str:
+        """Name a group."""
+        return group_name(self.epoch, self.groups, level, index)
+
+    def above(self, group: tuple[int, int], level: int) -> tuple[int, int]:
+        """Find the group of that level to which the syncer of a group of a lower one belongs, or those above
+        it."""
+        at, index = group
+        for below, over in itertools.pairwise(self.sizes[at : level + 1]):
+            index = index * over // below
+        return max(at, level), index
 
     def place(self, group: str) -> tuple[int, int] | None:
         """Find (level, index) of a group; None: there is no such group."""
@@ -323,16 +336,16 @@ def tree_of(
             if place not in names:
                 return None  # what it contributed came by no partial
             parts[names[place]].append(part)
-            place = place[0] + 1, parent_index(sizes, place[0], place[1])
+            place = plan.above(place, place[0] + 1)
         if top:
             parts[top].append(part)
     for entry in partials:
         level, index = places[entry.group]
-        if not parts[entry.group] or not is_below(sizes, plan.leaf_of(entry.syncer), (level, index)):
+        if not parts[entry.group] or plan.above(plan.leaf_of(entry.syncer), level) != (level, index):
             return None
         place = level, index
         while place != root:
-            place = place[0] + 1, parent_index(sizes, place[0], place[1])
+            place = plan.above(place, place[0] + 1)
             if place in names:
                 inside[names[place]].append(entry)
                 if place[0] == level + 1:
@@ -431,35 +444,6 @@ def leaf_index(run: str, fragment: int, epoch: int, groups: int, peer: str) -> i
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % groups
 
 
-def parent_index(sizes: tuple[int, ...], level: int, index: int) -> int:
-    """Find the group of level + 1 to which the syncer of group `index` of `level` belongs."""
-    return index * sizes[level + 1] // sizes[level]
-
-
-def children(sizes: tuple[int, ...], level: int, index: int) -> range:
-    """List the groups of level - 1 whose syncers form group `index` of `level` (at least 1)."""
-    above, below = sizes[level], sizes[level - 1]
-    first = -(-index * below // above)
-    return range(first, -(-(index + 1) * below // above))
-
-
-def leaf_span(sizes: tuple[int, ...], level: int, index: int) -> range:
-    """List the leaf groups below (or equal to) group `index` of `level`: they are neighbours."""
-    first, end = index, index + 1
-    for below in range(level, 0, -1):
-        first, end = children(sizes, below, first).start, children(sizes, below, end - 1).stop
-    return range(first, end)
-
-
-def is_below(sizes: tuple[int, ...], low: tuple[int, int], high: tuple[int, int]) -> bool:
-    """Tell whether group `low` (level, index) is `high` or somewhere under it."""
-    level, index = low
-    while level < high[0]:
-        index = parent_index(sizes, level, index)
-        level += 1
-    return (level, index) == high
-
-
 EPOCHS_TRIED = 16
 """Epochs from which the next one is chosen."""
 
@@ -508,9 +492,7 @@ class MemberList:
 
     def __init__(self, members: tuple[tuple[str, int], ...]) -> None:
         self.members = tuple(sorted(members))
-        self._leaves: BoundedDict[tuple[str, int, int, int], tuple[tuple[str, ...], ...]] = BoundedDict(
-            MAX_REMEMBERED
-        )
+        self._leaves: BoundedDict[Plan, tuple[tuple[str, ...], ...]] = BoundedDict(MAX_REMEMBERED)
         self._incarnations: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -527,17 +509,16 @@ class MemberList:
             self._incarnations.update(self.members)
         return self._incarnations.get(peer)
 
-    def leaves(self, run: str, fragment: int, epoch: int, groups: int) -> tuple[tuple[str, ...], ...]:
+    def leaves(self, plan: Plan) -> tuple[tuple[str, ...], ...]:
         """List the peers of every leaf group, sorted. Worked out once; the last few answers are
         remembered."""
-        key = (run, fragment, epoch, groups)
-        found = self._leaves.get(key)
+        found = self._leaves.get(plan)
         if found is None:
-            lists: list[list[str]] = [[] for _ in range(groups)]
+            lists: list[list[str]] = [[] for _ in range(plan.groups)]
             for peer, _ in self.members:
-                lists[leaf_index(run, fragment, epoch, groups, peer)].append(peer)
+                lists[plan.leaf_of(peer)[1]].append(peer)
             found = tuple(tuple(peers) for peers in lists)
-            self._leaves[key] = found
+            self._leaves[plan] = found
         return found
 
 

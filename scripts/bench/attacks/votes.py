@@ -69,7 +69,6 @@ class AllOffices(Attack):
             fragment,
             term,
             stranger.id,
-            head.number,
             tuple(votes[voter] for voter in sorted(votes)),
         )
         await stranger.say(Elected(certificate), "elected")

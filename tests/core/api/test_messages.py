@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import get_args
 
 import msgspec
@@ -36,14 +37,12 @@ from p2pdiloco.core.api.versions import (
     Mean,
     MemberList,
     MergedPartial,
+    Plan,
     ShortHeader,
     VersionHeader,
-    children,
     group_name,
     leaf_index,
-    level_sizes,
     next_plan,
-    parent_index,
     parse_group,
     plausible_score,
     trust_of,
@@ -155,16 +154,14 @@ def test_the_wire_format_is_what_the_version_number_says() -> None:
 def test_every_group_has_one_parent_and_no_parent_more_children_than_it_can_hear(
     groups: int, size: int
 ) -> None:
-    sizes = level_sizes(groups, size)
+    plan = Plan("run", 0, 0, groups, size)
+    sizes = plan.sizes
     assert sizes[0] == groups and sizes[-1] == 1
     for level in range(1, len(sizes)):
-        seen = []
-        for index in range(sizes[level]):
-            below = children(sizes, level, index)
-            assert 1 <= len(below) <= size
-            assert all(parent_index(sizes, level - 1, child) == index for child in below)
-            seen += list(below)
-        assert seen == list(range(sizes[level - 1]))
+        parents = Counter(plan.above((level - 1, index), level) for index in range(sizes[level - 1]))
+        assert parents.keys() == {(level, index) for index in range(sizes[level])}
+        assert max(parents.values()) <= size
+    assert {plan.above((0, leaf), len(sizes) - 1) for leaf in range(groups)} == {(len(sizes) - 1, 0)}
 
 
 def test_names_say_epoch_level_and_index_and_nothing_else_is_one() -> None:
@@ -176,7 +173,7 @@ def test_names_say_epoch_level_and_index_and_nothing_else_is_one() -> None:
 
 def test_groups_rotate_with_epoch_and_fragment_and_are_about_equally_large() -> None:
     roster = MemberList(tuple((f"peer{i}", 1) for i in range(1600)))
-    first, again, other = (roster.leaves("run", *key, 100) for key in ((0, 1), (0, 2), (1, 1)))
+    first, again, other = (roster.leaves(Plan("run", *key, 100, 8)) for key in ((0, 1), (0, 2), (1, 1)))
     assert first != again and first != other
     for lists in (first, again, other):
         assert sorted(p for peers in lists for p in peers) == sorted(p for p, _ in roster.members)
@@ -185,7 +182,7 @@ def test_groups_rotate_with_epoch_and_fragment_and_are_about_equally_large() -> 
 
 def test_a_peer_without_the_list_knows_its_group() -> None:
     roster = MemberList((("a", 1), ("b", 1), ("c", 3)))
-    lists = roster.leaves("run", 0, 4, 2)
+    lists = roster.leaves(Plan("run", 0, 4, 2, 8))
     for peer in "abc":
         assert peer in lists[leaf_index("run", 0, 4, 2, peer)]
 

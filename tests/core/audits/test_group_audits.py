@@ -29,7 +29,9 @@ def nobody_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 def node() -> Solo:
     """One of twenty members in five groups of three levels."""
     run = config(1, audited=True, group_size=4, genesis_versions=(genesis(0, 5),), seats=LEARNERS)
-    return Solo(run, LEARNERS[1:])
+    solo = Solo(run, LEARNERS[1:])
+    solo.wait(4.0)  # a full certificate counts where no syncer of our group was known for some seconds
+    return solo
 
 
 def version(solo: Solo, **odd: object) -> SignedVersion:

@@ -7,6 +7,7 @@ from kit import Solo, branch, certificate, child, config, saved
 
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.types import Certificate
+from p2pdiloco.core.chain import MOST_TERMS
 from p2pdiloco.core.voting import STANDS_S, holds_office
 
 SEATS = ("me", "p1", "p2", "p3")
@@ -52,11 +53,10 @@ def test_what_a_certificate_must_show(proof: Certificate | None, right: bool) ->
     assert taken(member(), "p2", NEXT + 1, proof) is right
 
 
-def test_a_vote_for_another_branch_spoils_no_certificate() -> None:
-    good, odd = elected("p2", SEATS[1:], NEXT + 1), elected("p2", ("me",), NEXT + 1, digest=FOREIGN)
-    both = certificate("p2", (), NEXT + 1, 70)
-    both = type(both)(both.group, both.fragment, both.term, "p2", 70, (*odd.votes, *good.votes))
-    assert taken(member(), "p2", NEXT + 1, both)
+def test_its_votes_are_for_one_head_and_its_syncers_own_is_among_them() -> None:
+    good, odd = elected("p2", SEATS[1:], NEXT + 1), elected("p2", ("me",), NEXT + 1, base=69)
+    for votes in ((*odd.votes, *good.votes), tuple(vote for vote in good.votes if vote.body.voter != "p2")):
+        assert not taken(member(), "p2", NEXT + 1, type(good)(good.group, 0, good.term, "p2", votes))
 
 
 @pytest.mark.parametrize("term", [5, HEAD.term])
@@ -68,13 +68,13 @@ def test_a_weak_certificate_is_taken_of_half_of_those_here_where_nobody_is_count
     solo = member(in_office="")
     assert taken(solo, "p2", NEXT, elected("p2", ("p2", "p3")))
     assert not taken(solo, "p2", NEXT, elected("p2", ("p2",)))
-    solo.wait(STANDS_S)
-    assert taken(solo, "p2", NEXT, elected("p2", ("p2",))), "no version came for long"
+    solo.wait(STANDS_S + 1.0)
+    assert taken(solo, "p2", NEXT, elected("p2", ("p2",))), "nothing came, and nobody was in office"
 
 
 def test_a_holder_that_is_counted_on_is_followed_however_long_its_version_takes() -> None:
     solo = member()
-    solo.fragment.context.stands_s -= 2 * STANDS_S
+    solo.fragment.context.moved_s -= 2 * STANDS_S
     assert not taken(solo, "p2", NEXT + 1, elected("p2", ("p2",), NEXT + 1))
     assert taken(solo, "p1", NEXT, elected("p1", ("p1",)))
 
@@ -86,3 +86,21 @@ def test_a_term_is_gone_on_with_for_so_many_versions_and_no_longer() -> None:
     made = sum(version.header.term == last.term for version in CHAIN)
     short = Solo(config(log_versions=20, term_versions=made), SEATS[1:], restored=saved(CHAIN))
     assert not taken(short, last.syncer, last.term, None)
+
+
+def test_a_certificate_that_a_later_holder_is_not_known_to_follow_comes_too_late() -> None:
+    solo = member()
+    solo.message("p1", msg.Elected(elected("p1", SEATS[1:], NEXT + 5)))
+    hoarded = elected("p2", SEATS, NEXT + 1)
+    assert not taken(solo, "p2", NEXT + 1, hoarded)
+    version = child(CHAIN[-1].header, "p2", ("p2",), NEXT + 1, elected=hoarded)
+    solo.hear("p1", heads=(version.header.head(),))
+    assert taken(solo, "p2", NEXT + 1, hoarded), "it goes on from that one"
+
+
+@pytest.mark.parametrize(("voters", "right"), [(SEATS, True), (("p2", "p3"), False)])
+def test_no_number_of_terms_is_too_many_for_most_seats(voters: tuple[str, ...], right: bool) -> None:
+    """One seat can have all vote in ever later terms: no version would be possible any more."""
+    solo = member(in_office="")
+    late = HEAD.term + MOST_TERMS + 1
+    assert taken(solo, "p2", late, elected("p2", voters, late)) is right

@@ -10,13 +10,12 @@ from collections import Counter
 
 import pytest
 from deadlines import within_s
-from kit import Solo, branch, config, found, sent, vote
+from kit import Solo, branch, certificate, config, found, sent
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.events import FetchUpdate
-from p2pdiloco.core.api.types import Certificate, Reach
-from p2pdiloco.core.api.versions import MemberList
+from p2pdiloco.core.api.types import Reach
 from p2pdiloco.core.candidates import ranking
 
 PEERS = [f"peer{i}" for i in range(8)]
@@ -152,20 +151,17 @@ def test_we_lay_an_office_down_when_we_cannot_be_dialled_any_more() -> None:
     assert not solo.fragment.office.holding
 
 
-def test_votes_of_members_that_we_cannot_hear_count_if_they_are_listed_and_we_are_hidden() -> None:
-    listed = MemberList((("h1", 1), ("h2", 1), ("h3", 1), ("me", 1), ("p1", 1)))
-
-    def refused(reach: Reach, voters: tuple[str, ...]) -> bool:
-        solo = Solo(config(seats=("me", "p1", "h1", "h2", "h3", "h8", "h9")), ("p1",))
-        solo.feed(ev.PresenceSeen(listed))
-        solo.feed(ev.ReachChanged(reach))
-        votes = tuple(vote(voter, "p1", 1) for voter in voters)
-        solo.message("p1", msg.Elected(Certificate("all", 0, 1, "p1", 0, votes)))
-        return solo.fragment.office.syncer != "p1"
-
-    assert not refused(Reach.OUTBOUND, ("p1", "h1", "h2"))
-    assert refused(Reach.OUTBOUND, ("h9", "h8", "p1")), "nobody has listed these"
-    assert refused(Reach.DIRECT, ("p1", "h1", "h2")), "whom we could hear, and do not, does not count"
+@pytest.mark.parametrize(("voters", "taken"), [(("p1", "h1", "h2"), True), (("p1", "h1"), False)])
+def test_votes_of_members_that_we_cannot_hear_count_if_they_are_of_most_seats(
+    voters: tuple[str, ...], taken: bool
+) -> None:
+    """There is no link between two that cannot be dialled."""
+    solo = Solo(config(seats=("me", "p1", "p2", "h1", "h2")), ("p1", "p2"))
+    solo.feed(ev.ReachChanged(Reach.OUTBOUND))
+    solo.message("p1", msg.Elected(certificate("p1", voters)))
+    assert (solo.fragment.office.syncer == "p1") is taken
+    solo.wait(4.0)
+    assert (solo.fragment.office.syncer == "p1") is taken, "and it stays so"
 
 
 def test_updates_are_asked_of_those_who_can_be_dialled() -> None:

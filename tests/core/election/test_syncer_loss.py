@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from election_scenes import refusal, request
 from kit import (
@@ -119,23 +121,12 @@ def outvoted_for(solo: Solo, seconds: float) -> list[float]:
     return list(stood.values())
 
 
-def test_who_is_outvoted_time_and_again_stands_ever_more_rarely() -> None:
-    """Every time costs each voter two messages, and a vote on our disk."""
-    solo = Solo(peers=PEERS)
-    solo.learn()
-    solo.elect("p1")
-    stood = outvoted_for(solo, 240.0)
-    assert 3 < len(stood) < 10, "before, 34 times"
-    assert stood[1] - stood[0] < 5.0 and stood[-1] - stood[-2] > REST_S
-    effects = solo.wait(2 * solo.config.timing.suspect_s, silent=("p1",))
-    assert sent(effects, msg.VoteRequest) and solo.now < stood[-1] + REST_S, "others see that, too"
-
-
 def test_who_was_outvoted_in_this_term_gives_its_work_at_once_when_it_suspects_again() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    assert outvoted_for(solo, 20.0)
+    stood = outvoted_for(solo, 40.0)
+    assert len(stood) > 2 and all(b - a >= REST_S for a, b in itertools.pairwise(stood))
     solo.announce(child(solo.fragment.chain.header, "p1", ("p2",)))
     assert not solo.fragment.office.why_open(solo.now)
     solo.fragment.office.suspect(Suspicion.NO_VERSION)

@@ -15,6 +15,7 @@ from kit import (
     OF_SWARM,
     OWNER,
     RUN,
+    certificate,
     config,
     contribution,
     digest,
@@ -26,6 +27,7 @@ from kit import (
     vote,
     word,
 )
+from msgspec.structs import replace
 from refusal_rows import Below
 from scenes import doubted
 
@@ -39,12 +41,12 @@ from p2pdiloco.core.api.versions import (
     SignedPartial,
     VersionHeader,
     level_sizes,
-    parent_index,
 )
 from p2pdiloco.core.chain import plan_of
 from p2pdiloco.core.delegate import ASKED_PER_CHILD
 from p2pdiloco.core.members import Claims
 from p2pdiloco.core.pending import SendState
+from p2pdiloco.core.voting import holds_office
 
 ROUND_S = 8.0
 """Virtual: longer than an election in new groups takes."""
@@ -144,7 +146,7 @@ def test_nobody_talks_to_more_than_about_two_groups(members: int, group_size: in
 def _leaves(run: Run) -> list[tuple[str, ...]]:
     core = run.swarm.members["m0"].core
     header = core.fragments[0].chain.header
-    return list(core.shared.listing.leaves(header.run, 0, header.epoch, header.groups))
+    return list(core.shared.listing.leaves(plan_of(header, core.shared.config)))
 
 
 def test_groups_and_offices_rotate_until_everybody_had_one() -> None:
@@ -216,11 +218,8 @@ def test_a_root_that_one_of_two_halves_elected_is_followed_at_once_by_groups_tha
     swarm, header = run.swarm, run.header
     plan = plan_of(header, swarm.config)
 
-    def half(peer: str) -> int:
-        level, place = plan.leaf_of(peer)
-        while level < len(plan.sizes) - 2:
-            level, place = level + 1, parent_index(plan.sizes, level, place)
-        return place
+    def half(peer: str) -> tuple[int, int]:
+        return plan.above(plan.leaf_of(peer), len(plan.sizes) - 2)
 
     for peer in run.peers:
         if half(peer) == half(header.syncer):
@@ -233,6 +232,41 @@ def test_a_root_that_one_of_two_halves_elected_is_followed_at_once_by_groups_tha
     heads = {member.core.fragments[0].chain.head.number for member in swarm.members.values()}
     assert heads == {header.number + 1}
     assert not [record for record in records if record.reason == str(VersionFault.UNELECTED)]
+
+
+def follows(member: Member, *voters: str) -> bool:
+    """Tell whether a member would follow a next version of the first of these, by their votes alone."""
+    context, syncer = member.core.fragments[0].context, voters[0]
+    head = context.chain.header
+    topmost = plan_of(head, member.core.shared.config).topmost
+    proof = certificate(syncer, voters, head.term + 1, head.number, base=head.digest(), group=topmost)
+    made = replace(head, number=head.number + 1, term=head.term + 1, syncer=syncer, elected=proof)
+    return holds_office(context, made, syncer, member.swarm.now)
+
+
+def test_nobody_follows_one_or_two_seats_that_elected_themselves_in_two_of_three_groups() -> None:
+    """Also where groups have just changed, and nobody knows a syncer yet: one seat made three of four
+    versions."""
+    run = Run(9, 3, term_versions=3)
+    swarm, asked = run.swarm, Counter[bool]()
+
+    def regrouped(member: Member, effect: ev.Effect) -> None:
+        if isinstance(effect, ev.Record) and effect.kind == "groups":
+            leaf_of = plan_of(member.core.fragments[0].chain.header, swarm.config).leaf_of
+            others = [peer for peer in run.peers if peer != member.peer]
+            one, two = next((a, b) for a in others for b in others if leaf_of(a) != leaf_of(b))
+            asked[member.core.fragments[0].posts.leaf.office.syncer is None] += 1
+            assert not follows(member, one) and not follows(member, one, two)
+
+    swarm.on_effect = regrouped
+    for _ in range(4):
+        run.round()
+    assert asked[True], "nobody is known"
+    leaf_of = plan_of(run.header, swarm.config).leaf_of
+    below = [peer for peer, member in swarm.members.items() if not member.core.fragments[0].office.holding]
+    one, two = next((a, b) for a in below for b in below if leaf_of(a) != leaf_of(b))
+    for peer, member in swarm.members.items():
+        assert peer in (one, two) or not follows(member, one, two), "nor while all count on others"
 
 
 def test_a_vote_request_of_an_epoch_that_we_are_not_in_is_asked_again_in_the_same_term() -> None:
@@ -412,17 +446,17 @@ def test_held_sums_go_when_their_trust_weights_do_not_follow_from_the_chain_any_
 
 
 def proof(syncer: str, group: str = WHOLE_RUN) -> Certificate:
-    return Certificate(group, 0, 1, syncer, 0, ())
+    return Certificate(group, 0, 1, syncer, ())
 
 
 def test_whom_strangers_name_is_asked_but_not_any_number_of_them() -> None:
     above = Above()
     seeking, now = above.seat.seeking, above.swarm.now + 100.0
     assert seeking is not None
-    seeking.learned(above.child, proof("m5", above.child), now)
+    seeking.learned(proof("m5", above.child), now)
     electorate = above.seat.electorate
     for index in range(1000):
-        seeking.learned(above.child, proof(f"stranger{index}"), now)
+        seeking.learned(proof(f"stranger{index}"), now)
     asked = seeking.neighbours(now)
     assert len(asked) == ASKED_PER_CHILD * len(electorate.children)  # type: ignore[attr-defined]
     queries = [
@@ -436,7 +470,7 @@ def test_nobody_is_asked_for_itself_or_twice_at_once() -> None:
     above = Above()
     seeking, now = above.seat.seeking, above.swarm.now + 100.0
     assert seeking is not None
-    seeking.learned(above.child, proof(above.core.shared.me), now)
+    seeking.learned(proof(above.core.shared.me), now)
     assert not seeking.neighbours(now)
 
 
@@ -461,7 +495,7 @@ def claims(draw: Any) -> tuple[str, tuple[tuple[str, int, int], ...]]:
 def talk(draw: Any) -> tuple[str, msg.Message]:
     group, fragment, term, number = draw(groups), draw(fragments), draw(numbers), draw(numbers)
     sender = draw(senders)
-    certificate = Certificate(group, fragment, term, draw(senders), number, (vote(sender, sender, term),))
+    certificate = Certificate(group, fragment, term, draw(senders), (vote(sender, sender, term),))
     kinds: list[msg.Message] = [
         msg.Closing(
             group, fragment, term, number, draw(st.sampled_from((0.0, 1.0, float("inf"), float("nan"))))

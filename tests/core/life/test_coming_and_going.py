@@ -142,7 +142,6 @@ def test_an_update_that_is_not_as_stated_is_neither_taken_nor_copied() -> None:
         ("implausible-tokens", {"contributors": (Contributor("p1", Stamp(1, 1), 10**12, 1),)}),
         ("false-plan", {"groups": 3}),
         ("false-plan", {"epoch": 2, "groups": 3}),
-        ("false-term", {"term": 1 << 40}),
     ],
 )
 def test_a_false_update_is_refused(reason: str, odd: dict[str, object]) -> None:

@@ -20,7 +20,6 @@ from kit import (
     saved,
     sent,
     table,
-    vote,
     word,
 )
 
@@ -29,7 +28,7 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment, Timing
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Reach
-from p2pdiloco.core.api.versions import MemberList, SignedVersion, leaf_index
+from p2pdiloco.core.api.versions import MemberList, Plan, SignedVersion
 from p2pdiloco.core.delegate import MAX_ASKED, LeafElectorate, UpperElectorate
 from p2pdiloco.core.members import LISTEN_S, MAX_KNOWN, NEWCOMERS_A_BEAT, Health, Vanished, View
 
@@ -247,7 +246,7 @@ def test_silent_strangers_block_no_election() -> None:
         requests = [send for send in effects if isinstance(send.message, msg.VoteRequest)]
     assert {send.peer for send in requests} == {"p1", "p2"}
     term = next(iter(sent(list(requests), msg.VoteRequest))).term
-    solo.message("p1", msg.VoteGranted(vote("p1", "me", term)))
+    solo.message("p1", msg.VoteGranted(solo.vote_of("p1", term)))
     assert solo.fragment.office.holding, "two of three, whoever else is here"
 
 
@@ -329,15 +328,19 @@ def test_seats_are_one_fragments() -> None:
     assert found_here == [[], ["p3"]]
 
 
+FOUR = Plan(RUN, 0, 1, 4, config().group_size)
+"""Four leaf groups."""
+
+
 def below_us(solo: Solo) -> UpperElectorate:
     """The group above the leaf groups 1/0/0, which is ours, to 1/0/3."""
     place = (1, 0), "1/0/0"
-    return UpperElectorate(solo.core.shared, 0, solo.fragment.context.roster, (1, 4), *place, solo.now)
+    return UpperElectorate(solo.core.shared, solo.fragment.context.roster, FOUR, *place, solo.now)
 
 
 def of_leaf(index: int, names: tuple[str, ...]) -> str:
     """The first of these that belongs to that leaf group."""
-    return next(name for name in names if leaf_index(RUN, 0, 1, 4, name) == index)
+    return next(name for name in names if FOUR.leaf_of(name) == (0, index))
 
 
 def test_who_holds_an_office_below_without_a_seat_is_a_newcomer() -> None:
@@ -350,17 +353,21 @@ def test_who_holds_an_office_below_without_a_seat_is_a_newcomer() -> None:
     assert [group.newcomer(child_group) for child_group in ("1/0/2", "1/0/1")] == [False, True]
 
 
-def test_who_claims_an_office_elsewhere_than_in_its_group_holds_none() -> None:
+def test_an_office_is_of_the_claimant_that_has_shown_votes_of_its_group() -> None:
     solo = settled()
     group = below_us(solo)
     for peer, term in (("p1", 1), ("p2", 1 << 60)):
         solo.core.shared.claims.heard(peer, (("1/0/2", 0, term),), solo.now)
-    assert group.holders(solo.now)["1/0/2"] == "p1", "p2 belongs to another group"
+    assert "1/0/2" not in group.holders(solo.now), "nobody has shown a certificate"
+    group.prove("1/0/2", "p1", (1, False, 1))
+    assert group.holders(solo.now)["1/0/2"] == "p1"
+    group.prove("1/0/2", "p2", (1, True, 2))
+    assert group.holders(solo.now)["1/0/2"] == "p1", "of another term than it claims"
 
 
 def test_what_a_group_remembers_of_names_is_bounded() -> None:
     solo = settled()
-    leaf = LeafElectorate(solo.core.shared, 0, solo.fragment.context.roster, (1, 4), 0, solo.now)
+    leaf = LeafElectorate(solo.core.shared, solo.fragment.context.roster, FOUR, 0, solo.now)
     admitted = [leaf.admits(f"n{number}", solo.now) for number in range(MAX_ASKED + 9)]
     assert len(leaf._mine) == MAX_ASKED and leaf.admits("n0", solo.now) == admitted[0]
 
@@ -373,7 +380,8 @@ def test_a_stranger_takes_no_silent_members_place() -> None:
     group = below_us(solo)
     assert "1/0/2" not in group.holders(solo.now), "p1, which has a seat, belongs there"
     solo.core.shared.claims.heard("p1", (("1/0/2", 0, 5),), solo.now)
-    assert below_us(solo).holders(solo.now)["1/0/2"] == "p1"
+    group.prove("1/0/2", "p1", (5, False, 1))
+    assert group.holders(solo.now)["1/0/2"] == "p1"
 
 
 # Members whom all seats have left.

@@ -108,8 +108,8 @@ def test_a_syncer_with_a_thin_uplink_gives_way_after_a_version() -> None:
 
 
 def certificate_of(syncer: str, term: int, start: int) -> msg.Certificate:
-    votes = tuple(vote(voter, syncer, term) for voter in (*PEERS, "me"))
-    return msg.Certificate("all", 0, term, syncer, start, votes)
+    votes = tuple(vote(voter, syncer, term, number=start) for voter in (*PEERS, "me"))
+    return msg.Certificate("all", 0, term, syncer, votes)
 
 
 def test_we_lay_an_office_down_for_a_better_uplink_once_a_version_is_made() -> None:

@@ -216,12 +216,7 @@ def test_nobody_takes_what_liars_forged_in_a_quiet_hour(seed: int) -> None:
     assert not result.violation
 
 
-FEW_HEADS = "in groups a member hears few heads: of two sides none hears a third of the seats on the other"
-
-
-@pytest.mark.parametrize(
-    ("seed", "mix"), [(60316, "storm"), pytest.param(65027, "wan", marks=known_flaw(FEW_HEADS))]
-)
+@pytest.mark.parametrize(("seed", "mix"), [(60316, "storm"), (65027, "wan")])
 def test_two_sides_of_a_run_of_small_groups_come_together(seed: int, mix: str) -> None:
     result = run_seed(seed, mix)
     given(not result.violation, result.detail)
