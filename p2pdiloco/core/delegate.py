@@ -311,9 +311,8 @@ class Seeking:
 
     def claimed(self, peer: str, child: str, term: int, now: float) -> None:
         """Ask for the certificate of a claim that has shown none."""
-        known = self._electorate.proofs.get((child, peer))
-        asked_s = self._asked.get(peer, -1e18)
-        if (known is None or known[0] != term) and now >= asked_s + self._shared.timing.query_s:
+        due_s = self._asked.get(peer, -1e18) + self._shared.timing.query_s
+        if now >= due_s and not self._electorate.shown(child, peer, term):
             self._ask(peer, child, now)
 
     def meet(self, now: float) -> None:
@@ -327,7 +326,8 @@ class Seeking:
         proof = counting(certificate, self._context.chain.marks.seats)
         voted, parts = self._context.voted(proof)
         if voted and are_signed(self._context, proof):
-            self._electorate.prove(proof.group, proof.syncer, (proof.term, 2 * voted > parts, voted))
+            most, term = 2 * voted > parts, proof.term
+            self._electorate.prove(proof.group, proof.syncer, (most, term if most else voted, term))
 
     def _ask(self, peer: str, child: str, now: float) -> None:
         if self._note(peer, now):
@@ -472,9 +472,9 @@ class UpperElectorate(Electorate):
             child = plan.above((0, leaf), place[0] - 1)
             if plan.above(child, place[0]) == place:
                 self.children.setdefault(plan.name(*child), []).append(leaf)
-        self.proofs: dict[tuple[str, str], tuple[int, bool, int]] = {}
-        """What claims have shown, by group and claimant: term, whether more than half of the group voted, and
-        how much of it."""
+        self._proofs: dict[tuple[str, str], tuple[bool, int, int]] = {}
+        """Rank of what claimants have shown, by group and peer: whether more than half of the group voted,
+        the term then, else how many parts of it, and the term."""
         self._holders: dict[str, str] = {}
         self._seen_members: list[str] | None = None
         self._seen_claims = -1
@@ -503,17 +503,22 @@ class UpperElectorate(Electorate):
         """Pick the claims that have shown a certificate, and rank them by who voted; those of newcomers only
         where nobody else is listed."""
         shown = {
-            peer: (proof[1], proof[0] if proof[1] else proof[2], proof[0])
+            peer: proof
             for peer, term in claims.items()
-            if (proof := self.proofs.get((child, peer))) and proof[0] == term and self._counts(peer)
+            if (proof := self.shown(child, peer, term)) and self._counts(peer)
         }
         if shown or not claims or any(map(self._counts, self._listed(child))):
             return shown
         return {p: (False, 0, claims[p]) for p in claims if self.all_below(child, [p])}
 
-    def prove(self, child: str, peer: str, proof: tuple[int, bool, int]) -> None:
-        """Note what a claimant has shown (`proofs`)."""
-        self.proofs[child, peer], self._seen_members = proof, None
+    def prove(self, child: str, peer: str, rank: tuple[bool, int, int]) -> None:
+        """Note what a claimant has shown."""
+        self._proofs[child, peer], self._seen_members = rank, None
+
+    def shown(self, child: str, peer: str, term: int) -> tuple[bool, int, int] | None:
+        """Find the rank of what that claimant has shown for that term; None: nothing."""
+        rank = self._proofs.get((child, peer))
+        return rank if rank and rank[-1] == term else None
 
     def _counts(self, peer: str) -> bool:
         return peer in self._roster.seats

@@ -133,11 +133,14 @@ class Office:
         return self.state is OfficeState.HOLDING
 
     def term_over(self) -> bool:
-        """Tell whether the certified term has made all its versions."""
-        certificate = self.certificate
+        """Tell whether the certified term has made all its versions, or is of a branch that is not ours."""
+        certificate, ours = self.certificate, self._chain.head.number
         if certificate is None:
             return True
-        return self._chain.head.number >= certificate.base[0] + self._shared.config.term_versions
+        number, digest = certificate.base
+        if self._chain.digest_of(number) not in (None, digest) or (self.holding and number > ours):
+            return True
+        return ours >= number + self._shared.config.term_versions
 
     def why_open(self, now: float, candidate: str = "") -> str:
         """Say why no member can be counted on in this office (or is to leave it to that one); empty if one
@@ -266,7 +269,6 @@ class Office:
             self.changed = True
         self.certificate = None
         if stands_again:
-            self._turn.again(now)
             self._stand(now, reason)
 
     def _stand(self, now: float, reason: str) -> None:
@@ -333,11 +335,8 @@ class Office:
         """Count a vote for us. Returns what is wrong with a false one."""
         if vote.body.voter != sender:
             return MessageFault.VOTE_OF_ANOTHER
-        body, candidacy = vote.body, self._candidacy
-        ours = (self.term, self.certificate.base) if self.holding and self.certificate else None
-        if candidacy is not None:
-            ours = candidacy.term, (candidacy.head.number, candidacy.head.digest)
-        if ours != (body.term, (body.base_number, body.base_digest)):
+        of = self._candidacy or (self.certificate if self.holding else None)
+        if of is None or (of.term, of.base) != (vote.body.term, vote.body.base):
             return None  # or for going on from a head that we left
         fault = why_not_for(self._context, self._group, vote)
         if fault is None and self.holding:
@@ -448,10 +447,6 @@ class Turn:
     def open_s(self, now: float) -> float:
         """Compute for how long the office has been open, as far as we know."""
         return now - self._vacant_since_s if self._vacant_since_s is not None else 0.0
-
-    def again(self, now: float) -> None:
-        """Count from now on, however long the office was open."""
-        self._open_since_s = now
 
     def filled(self) -> None:
         """Note that the office is filled, which ends a voter's pause. Else who voted would miss its turn in

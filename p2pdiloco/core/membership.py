@@ -320,7 +320,7 @@ class Heartbeats:
     def _beside(self, message: Progress) -> bool:
         """Tell whether the sender holds an office beside one of ours: then it is to know of ours."""
         return any(
-            index < len(self._fragments) and self._fragments[index].posts.beside(group)
+            index < len(self._fragments) and self._fragments[index].posts.above(group)
             for group, index, _ in message.offices
         )
 

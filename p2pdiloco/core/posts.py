@@ -343,10 +343,6 @@ class Posts:
         elif upper is not None and upper.seeking is not None:
             upper.seeking.claimed(peer, group, term, now)
 
-    def beside(self, group: str) -> bool:
-        """Tell whether that group's syncer is one of our fellows in a post above the leaves."""
-        return self.above(group) is not None
-
     def without_post(self, group: str) -> Verdict:
         """Say why there is no round of ours for what that group sends. In our epoch it is an office that we
         gave up: whoever is told so looks for another syncer."""

@@ -126,7 +126,8 @@ class Candidacy:
         self._group = group
         self._electorate = electorate
         self.term = term
-        self.head = context.chain.head
+        self._head = context.chain.head
+        self.base = self._head.number, self._head.digest
         self._reason = reason
         self.votes: dict[str, Vote] = {}
         self._refused: set[str] = set()
@@ -137,7 +138,7 @@ class Candidacy:
 
     def request(self) -> VoteRequest:
         """Make the question to the voters."""
-        return VoteRequest(self._group, self._context.index, self.term, self.head, self._reason)
+        return VoteRequest(self._group, self._context.index, self.term, self._head, self._reason)
 
     def count(self, vote: Vote, now: float) -> bool:
         """Take one vote in. Tell whether a majority is reached."""
@@ -413,12 +414,14 @@ def why_not_for(context: FragmentContext, group: str, vote: Vote) -> MessageFaul
 def binds(
     context: FragmentContext, certificate: Certificate, electorate: Electorate, now: float, half: bool = False
 ) -> bool:
-    """Tell whether those who voted are more than half of all seats of a leaf group, whoever is here, or are
-    still a majority of those that vote here today; or `half` of them."""
-    voted, parts = context.voted(certificate)
+    """Tell whether those who voted are still a majority of those that vote here today, or `half` of them; or
+    more than half of all seats of our leaf group, whoever is here."""
     gave = electorate.count((vote.body.voter for vote in certificate.votes), now)
-    all_ = certificate.group == context.leaf.name and 2 * voted > parts
-    return all_ or 2 * gave + half > electorate.size(now)
+    enough = 2 * gave + half > electorate.size(now)
+    if not enough and certificate.group == context.leaf.name:
+        voted, parts = context.voted(certificate)
+        enough = 2 * voted > parts
+    return enough
 
 
 def why_not_certified(
@@ -452,8 +455,7 @@ def are_signed(context: FragmentContext, of: Certificate) -> bool:
     right = shared.config.run, of.group, context.index, of.term, of.syncer, *of.base
     for vote in of.votes:
         body = vote.body
-        named = body.run, body.group, body.fragment, body.term, body.candidate
-        if (*named, body.base_number, body.base_digest) != right:
+        if (body.run, body.group, body.fragment, body.term, body.candidate, *body.base) != right:
             return False
         if not shared.signed_by(body.voter, "vote", body, vote.signature):
             return False
@@ -493,8 +495,8 @@ def holds_office(context: FragmentContext, header: VersionHeader, giver: str, no
     mine = plan_of(parent, config).topmost, context.index, *of
     if (proof.group, proof.fragment, proof.term, proof.syncer) != mine:
         return False
-    older = proof.base[0] < chain.head.number and not chain.logged(proof.base[0])
-    if not older and not chain.knows(*proof.base):
+    number, digest = proof.base
+    if number > chain.head.number or chain.digest_of(number) not in (None, digest):
         return False
     voted, parts = context.voted(proof)
     post, shared = context.posts[-1], context.shared
@@ -515,10 +517,13 @@ def _binds_us(
     said = context.shared.view.head(holder, context.index) if holder else None
     stands = said is not None and (said == header.head() or (full and said.number > header.number))
     if topmost and counted_on:
+        elected_from = office.certificate.base[0] if office.certificate else -1
         ours = (office.term, holder) == (header.term, header.syncer)
-        return ours or (full and (stands or header.term > office.term))
+        before = giver == holder and header.number <= elected_from
+        return ours or before or (full and (stands or header.term > office.term))
     if full or (not counted_on and min(now - context.moved_s, office.open_s(now)) > STANDS_S):
         return True
     if topmost:
         return binds(context, proof, post.electorate, now, half=True)
-    return stands or holder in (giver, *(vote.body.voter for vote in proof.votes))
+    newcomer = not context.shared.confirmed
+    return stands or newcomer or holder in (giver, *(vote.body.voter for vote in proof.votes))

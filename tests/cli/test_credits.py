@@ -70,7 +70,9 @@ async def test_sums_of_keepers_and_what_is_counted_here_are_the_same(
 async def test_of_a_run_that_nobody_keeps_the_newest_versions_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path, log_versions=2, max_base_age_versions=2, seats=("one", "two")) as hood:
+    async with Neighbourhood(
+        tmp_path, log_versions=2, term_versions=2, max_base_age_versions=2, seats=("one", "two")
+    ) as hood:
         one = await hood.member("one", genesis=True)
         two = await hood.member("two")
         for _ in range(6):

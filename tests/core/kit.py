@@ -452,7 +452,7 @@ class Solo:
 
     def elect(self, syncer: str, term: int = 1, start: int = 0) -> list[ev.Effect]:
         """All peers voted for one of them."""
-        proof = certificate(syncer, self.peers, term, start)
+        proof = certificate(syncer, self.peers, term, start, base=self.fragment.chain.digest_of(start) or b"")
         return self.message(syncer, msg.Elected(proof))
 
     def take_office(self) -> list[ev.Effect]:

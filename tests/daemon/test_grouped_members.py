@@ -119,7 +119,9 @@ def pass_for_syncer(patch: pytest.MonkeyPatch, post: GroupPost, group: str, peer
 async def test_false_partials_are_refused_on_sight_and_rounds_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path, seats=NAMES, size=2, expected_members=5, term_versions=1000) as around:
+    async with Neighbourhood(
+        tmp_path, seats=NAMES, size=2, expected_members=5, term_versions=999, log_versions=999
+    ) as around:
         members = await gather(around)
         await around.round(*members)
         rogue = await around.rogue()

@@ -322,6 +322,11 @@ class VoteBody(Wire, frozen=True):
     """Number of the candidate's head: it is elected to go on from there, and on no other branch."""
     base_digest: Digest
 
+    @property
+    def base(self) -> tuple[int, bytes]:
+        """Number and digest of that head."""
+        return self.base_number, self.base_digest
+
 
 class Vote(Wire, frozen=True):
     """Vote signed by its voter over `signed_bytes("vote", body)`."""
@@ -345,7 +350,7 @@ class Certificate(Wire, frozen=True):
         """Number and digest of the head of the syncer when it stood, by its own vote, without which it is
         none: the term ends `term_versions` later."""
         own = next((vote.body for vote in self.votes if vote.body.voter == self.syncer), None)
-        return (own.base_number, own.base_digest) if own else (0, b"")
+        return own.base if own else (0, b"")
 
 
 @direct_members

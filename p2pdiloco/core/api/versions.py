@@ -412,10 +412,14 @@ OUTGROWN = 2
 
 
 def level_sizes(groups: int, group_size: int) -> tuple[int, ...]:
-    """Number of groups on every level, leaves first, 1 last: (625, 40, 3, 1) for 625 groups of 16."""
+    """Number of groups on every level, leaves first, 1 last: (625, 40, 3, 1) for 625 groups of 16.
+
+    There are never two above four and more, as of two syncers one is no minority.
+    """
     sizes = [groups]
     while sizes[-1] > 1:
-        sizes.append(-(-sizes[-1] // group_size))
+        above = -(-sizes[-1] // group_size)
+        sizes.append(above + (above == 2 < group_size and sizes[-1] > 3))
     return tuple(sizes)
 
 
@@ -462,13 +466,17 @@ def next_plan(
     Groups rotate after every `epoch_versions` versions, and at once when they have become twice too large, or
     when fewer of others are vacant. A run that fits into one group does not rotate (the office's term does).
     `vacant`: computes how many of so many groups have no seat that is here in an epoch. So many fewer there
-    are, if there are any in every epoch that is tried.
+    are, if there are any in every epoch that is tried. There are not two where three could have three members
+    each, as of two syncers one is no minority.
     """
     empty, ends = vacant(epoch, groups), not number % epoch_versions
     if not (ends or empty or members > OUTGROWN * groups * group_size):
         return epoch, groups
-    chosen, wanted = _best(epoch, -(-members // group_size) or 1, vacant)
-    chosen, wanted = _best(epoch, wanted - vacant(chosen, wanted) or 1, vacant)
+    odd = 2 if members >= 9 else 0
+    wanted = -(-members // group_size) or 1
+    chosen, wanted = _best(epoch, wanted + (wanted == odd), vacant)
+    wanted = wanted - vacant(chosen, wanted) or 1
+    chosen, wanted = _best(epoch, wanted - (wanted == odd), vacant)
     better = wanted > groups or vacant(chosen, wanted) < empty
     stays = wanted == groups == 1 or not (ends or better)
     return (epoch, groups) if stays else (chosen, wanted)

@@ -157,6 +157,7 @@ def test_every_group_has_one_parent_and_no_parent_more_children_than_it_can_hear
     plan = Plan("run", 0, 0, groups, size)
     sizes = plan.sizes
     assert sizes[0] == groups and sizes[-1] == 1
+    assert 2 not in sizes[1:] or size == 2 or groups == 2 or groups == 3, "of two one is no minority"
     for level in range(1, len(sizes)):
         parents = Counter(plan.above((level - 1, index), level) for index in range(sizes[level - 1]))
         assert parents.keys() == {(level, index) for index in range(sizes[level])}
@@ -193,6 +194,7 @@ def test_a_peer_without_the_list_knows_its_group() -> None:
         ((0, 1), 8, 4, (0, 1)),  # fits into one group: nothing rotates
         ((0, 1), 7, 32, (0, 1)),  # not at the end of an epoch
         ((0, 1), 7, 33, (1, 3)),  # but for groups that are twice too large
+        ((0, 1), 8, 17, (1, 3)),  # never two: of two groups' syncers one is no minority
         ((4, 2), 9, 64, (4, 2)),
         ((4, 2), 9, 65, (5, 5)),
         ((0, 1), 8, 99, (1, 7)),

@@ -65,7 +65,7 @@ def ours(solo: Solo, made: SignedVersion) -> list[MergedPartial]:
     """The partial merges that have our contribution, the leaf group's first."""
     tree = made.header.tree(chain.plan_of(genesis(0, 5).header, solo.core.shared.config)) or {}
     mine = [part.entry for part in tree.values() if any(p.learner == "me" for p in part.parts)]
-    assert len(mine) == 2 and len(tree) == 7, "two levels below the topmost group"
+    assert len(mine) == 2 and len(tree) == 8, "two levels below the topmost group"
     return sorted(mine, key=lambda entry: entry.group)
 
 

@@ -19,6 +19,7 @@ from kit import (
     reasons,
     saved,
     sent,
+    table,
     vote,
 )
 
@@ -230,7 +231,8 @@ def test_of_a_certificate_no_more_votes_are_checked_than_count() -> None:
     solo = Solo(peers=("p1", "p2"))
     for version in branch(2, learners=("me", "p1", "p2"))[1:]:
         solo.announce(version)
-    good = certificate("p1", ("p1", "p2", *(f"a{index:02}" for index in range(20))), 9, 2)
+    voters = "p1", "p2", *(f"a{index:02}" for index in range(20))
+    good = certificate("p1", voters, 9, 2, base=solo.head.digest)
     checked: list[str] = []
     shared = solo.core.shared
     shared.signed_by = lambda peer, *_: not checked.append(peer)  # type: ignore[method-assign, func-returns-value]
@@ -464,6 +466,18 @@ def test_who_gets_votes_time_and_again_and_comes_into_no_office_comes_last() -> 
         solo.wait(0.3)
     assert refusal(request(solo, "p1", solo.fragment.office._terms.next())) is VoteRefusal.OUT_OF_TURN
     assert sent(request(solo, "p2", solo.fragment.office._terms.next()), msg.VoteGranted)
+
+
+def test_an_office_is_of_the_branch_for_which_it_was_elected() -> None:
+    """A holder that had copied another went on, and nobody could follow what it made: no office was shown."""
+    chain = branch(3, learners=PEERS)
+    solo = Solo(peers=PEERS, restored=saved(chain))
+    solo.wait(1.0)
+    solo.elect("p1", term=5, start=3)
+    assert solo.fragment.office.syncer == "p1"
+    other = child(chain[2].header, "p2", (*PEERS, "me"), term=chain[3].header.term)
+    solo.fragment.chain.replace(other, table(other), yields=True)
+    assert solo.fragment.office.syncer is None
 
 
 def test_who_has_itself_elected_again_is_waited_for_no_longer() -> None:

@@ -32,9 +32,9 @@ def elected(
     return certificate(syncer, voters, term, base, base=digest or CHAIN[base].header.digest())
 
 
-def taken(solo: Solo, syncer: str, term: int, proof: Certificate | None) -> bool:
+def taken(solo: Solo, syncer: str, term: int, proof: Certificate | None, giver: str = "p3") -> bool:
     version = child(CHAIN[-1].header, syncer, (syncer,), term, elected=proof)
-    return holds_office(solo.fragment.context, version.header, "p3", solo.now)
+    return holds_office(solo.fragment.context, version.header, giver, solo.now)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,16 @@ def test_a_holder_that_is_counted_on_is_followed_however_long_its_version_takes(
     solo.fragment.context.moved_s -= 2 * STANDS_S
     assert not taken(solo, "p2", NEXT + 1, elected("p2", ("p2",), NEXT + 1))
     assert taken(solo, "p1", NEXT, elected("p1", ("p1",)))
+
+
+@pytest.mark.parametrize("syncer", ["p1", "p2"])
+def test_what_a_holder_gives_of_the_branch_from_which_it_was_elected_is_followed(syncer: str) -> None:
+    """Of four that were split two had made versions alone: three elected one, and did not follow it."""
+    solo, alone = member(), elected(syncer, (syncer,), NEXT + 1)
+    assert not taken(solo, syncer, NEXT + 1, alone, giver="p1")
+    solo.message("p1", msg.Elected(elected("p1", SEATS[1:], NEXT + 5, base=HEAD.number + 1, digest=FOREIGN)))
+    assert taken(solo, syncer, NEXT + 1, alone, giver="p1")
+    assert not taken(solo, syncer, NEXT + 1, alone, giver="p3")
 
 
 def test_a_term_is_gone_on_with_for_so_many_versions_and_no_longer() -> None:

@@ -122,7 +122,7 @@ def test_no_version_is_taken_of_a_member_that_nobody_elected(usurper: str, paper
     solo.feed(ev.Guided(papers=papers))
     solo.wait(5.0)
     head = OF_FOUR[-1].header.head()
-    solo.message("p1", msg.Elected(certificate("p1", FOUR[1:], head.term + 1, head.number)))
+    solo.message("p1", msg.Elected(certificate("p1", FOUR[1:], head.term + 1, head.number, base=head.digest)))
     given(solo.core.confirmed and solo.fragment.office.syncer == "p1", "p1 is not in office")
 
     term = head.term + 2

@@ -359,9 +359,9 @@ def test_an_office_is_of_the_claimant_that_has_shown_votes_of_its_group() -> Non
     for peer, term in (("p1", 1), ("p2", 1 << 60)):
         solo.core.shared.claims.heard(peer, (("1/0/2", 0, term),), solo.now)
     assert "1/0/2" not in group.holders(solo.now), "nobody has shown a certificate"
-    group.prove("1/0/2", "p1", (1, False, 1))
+    group.prove("1/0/2", "p1", (False, 1, 1))
     assert group.holders(solo.now)["1/0/2"] == "p1"
-    group.prove("1/0/2", "p2", (1, True, 2))
+    group.prove("1/0/2", "p2", (True, 2, 2))
     assert group.holders(solo.now)["1/0/2"] == "p1", "of another term than it claims"
 
 
@@ -380,7 +380,7 @@ def test_a_stranger_takes_no_silent_members_place() -> None:
     group = below_us(solo)
     assert "1/0/2" not in group.holders(solo.now), "p1, which has a seat, belongs there"
     solo.core.shared.claims.heard("p1", (("1/0/2", 0, 5),), solo.now)
-    group.prove("1/0/2", "p1", (5, False, 1))
+    group.prove("1/0/2", "p1", (False, 1, 5))
     assert group.holders(solo.now)["1/0/2"] == "p1"
 
 

@@ -239,7 +239,9 @@ def test_a_loan_is_for_one_use() -> None:
 
 
 async def test_members_copy_from_each_other_and_status_says_so(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, log_versions=1, max_base_age_versions=1, seats=("a", "b")) as place:
+    async with Neighbourhood(
+        tmp_path, log_versions=1, term_versions=1, max_base_age_versions=1, seats=("a", "b")
+    ) as place:
         members = [await place.member("a", genesis=True), await place.member("b")]
         for _ in range(3):
             await place.round(*members)

@@ -126,7 +126,9 @@ async def test_a_stranger_reads_and_checks_the_history_itself(tmp_path: Path) ->
 
 
 async def test_who_begins_to_keep_later_gets_the_rest_from_another_keeper(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, log_versions=2, max_base_age_versions=2, seats=("one", "two")) as hood:
+    async with Neighbourhood(
+        tmp_path, log_versions=2, term_versions=2, max_base_age_versions=2, seats=("one", "two")
+    ) as hood:
         one = await hood.member("one", genesis=True, keep_history=True)
         two = await hood.member("two")
         for _ in range(4):
@@ -142,7 +144,9 @@ async def test_who_begins_to_keep_later_gets_the_rest_from_another_keeper(tmp_pa
 
 
 async def test_what_nobody_keeps_is_said_to_be_missing(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, log_versions=2, max_base_age_versions=2, seats=("one", "two")) as hood:
+    async with Neighbourhood(
+        tmp_path, log_versions=2, term_versions=2, max_base_age_versions=2, seats=("one", "two")
+    ) as hood:
         one = await hood.member("one", genesis=True)
         two = await hood.member("two")
         for _ in range(6):
