@@ -299,7 +299,9 @@ class Seeking:
             return  # made up: nobody of another group holds an office in this one
         below = certificate.group == child
         if below:
-            self._proven(certificate)
+            known = electorate.shown(child, syncer, certificate.term)
+            if known is None or not known[0]:
+                self._proven(certificate)
         elif child not in electorate.unknown(now):
             return
         if self._asked.get(syncer, -1e18) > now - 0.1:
@@ -512,8 +514,11 @@ class UpperElectorate(Electorate):
         return {p: (False, 0, claims[p]) for p in claims if self.all_below(child, [p])}
 
     def prove(self, child: str, peer: str, rank: tuple[bool, int, int]) -> None:
-        """Note what a claimant has shown."""
-        self._proofs[child, peer], self._seen_members = rank, None
+        """Note what a claimant has shown: the best of its newest term, as anybody may send older ones, and
+        leave votes out."""
+        known = self._proofs.get((child, peer), rank)
+        self._proofs[child, peer] = max(known, rank, key=lambda each: (each[-1], each))
+        self._seen_members = None
 
     def shown(self, child: str, peer: str, term: int) -> tuple[bool, int, int] | None:
         """Find the rank of what that claimant has shown for that term; None: nothing."""

@@ -138,6 +138,7 @@ class Underway:
     def forgive(self, lag_s: float) -> None:
         """Expect it later by time in which we did not run: that was not the syncer's slowness."""
         self.deadline_s += lag_s
+        self._bound_s += lag_s
 
     def retry(self, now: float, pause_s: float = 0.0) -> None:
         """Send it again: at once, or after a pause that grows with the attempts."""
@@ -148,7 +149,10 @@ class Underway:
 
     def office_changed(self, syncer: str | None, now: float) -> None:
         """Send to another syncer, at once, what the old one holds."""
-        self._bound_s = self.deadline_s if self.state is SendState.HELD and self.peer == syncer else math.inf
+        if self.peer != syncer:
+            self._bound_s = math.inf
+        elif self.state is SendState.HELD:
+            self._bound_s = self.deadline_s
         if self.state is not SendState.OFFERED or self.peer != syncer:
             self.retry(now)
         self.attempts = 0

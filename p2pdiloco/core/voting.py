@@ -147,8 +147,9 @@ class Candidacy:
         return self.won(now)
 
     def won(self, now: float) -> bool:
-        """Tell whether it is a majority, of those who have a vote now."""
-        return 2 * self._electorate.count(self.votes, now) > self._electorate.size(now)
+        """Tell whether it is a majority of those who have a vote now, our own durable vote among them."""
+        most = 2 * self._electorate.count(self.votes, now) > self._electorate.size(now)
+        return most and self._shared.me in self.votes
 
     def refused(self, voter: str, now: float) -> bool:
         """Note that this voter says no. Tell whether a majority is impossible now."""
@@ -519,7 +520,7 @@ def _binds_us(
     if topmost and counted_on:
         elected_from = office.certificate.base[0] if office.certificate else -1
         ours = (office.term, holder) == (header.term, header.syncer)
-        before = giver == holder and header.number <= elected_from
+        before = giver == holder and header.number <= elected_from and header.term < office.term
         return ours or before or (full and (stands or header.term > office.term))
     if full or (not counted_on and min(now - context.moved_s, office.open_s(now)) > STANDS_S):
         return True

@@ -87,6 +87,8 @@ def test_what_a_holder_gives_of_the_branch_from_which_it_was_elected_is_followed
     solo.message("p1", msg.Elected(elected("p1", SEATS[1:], NEXT + 5, base=HEAD.number + 1, digest=FOREIGN)))
     assert taken(solo, syncer, NEXT + 1, alone, giver="p1")
     assert not taken(solo, syncer, NEXT + 1, alone, giver="p3")
+    late = elected(syncer, (syncer,), NEXT + 6)
+    assert not taken(solo, syncer, NEXT + 6, late, giver="p1"), "else it would go on for ever by its own vote"
 
 
 def test_a_term_is_gone_on_with_for_so_many_versions_and_no_longer() -> None:

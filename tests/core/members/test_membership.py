@@ -554,3 +554,13 @@ def test_the_first_are_forgotten_beyond_the_bound() -> None:
     assert len(vanished.counting(MemberList(()), set())) == 5
     vanished.shrink()
     assert list(vanished) == vanished.counting(MemberList(()), set()) == ["b", "c", "d", "e"]
+
+
+def test_of_what_a_claimant_has_shown_the_best_of_its_newest_term_counts() -> None:
+    """Anybody may send older certificates of others, and leave votes out."""
+    group = below_us(settled())
+    for rank in ((True, 5, 5), (False, 1, 5), (True, 4, 4)):
+        group.prove("1/0/2", "p1", rank)
+        assert group.shown("1/0/2", "p1", 5) == (True, 5, 5)
+    group.prove("1/0/2", "p1", (False, 1, 6))
+    assert group.shown("1/0/2", "p1", 6) and not group.shown("1/0/2", "p1", 5)
