@@ -149,7 +149,7 @@ class Electorate:
     This class is that of all members: the one group of a run that fits into one.
 
     Members are as this node sees them. In a leaf group they are the members that the seeded hash puts there.
-    Higher up they are the peers that hold the offices of the groups below, by their own claim
+    Higher up they are the peers that hold the offices of the groups below, by their certificates
     (docs/protocol/groups.md, section 6).
 
     A group is new at the beginning of an epoch, and its members have not heard each other yet. So for a while
@@ -260,10 +260,6 @@ class Electorate:
     def child_of(self, peer: str, now: float) -> str:
         """Find the child for which that peer sends."""
         return peer
-
-    def unknown(self, now: float) -> list[str]:
-        """List the groups below whose syncer is to be found out."""
-        return []
 
     def all_below(self, child: str, learners: Iterable[str]) -> bool:
         """Tell whether all these learners belong to that group below."""

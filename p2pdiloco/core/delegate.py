@@ -537,6 +537,7 @@ class UpperElectorate(Electorate):
         return (peer for leaf in self.children[child] for peer in leaves[leaf])
 
     def unknown(self, now: float) -> list[str]:
+        """List the groups below whose syncer is to be found out."""
         known = self.holders(now)
         return [child for child in self.children if child not in known and any(self._listed(child))]
 

@@ -264,8 +264,7 @@ class Plan(NamedTuple):
         return group_name(self.epoch, self.groups, level, index)
 
     def above(self, group: tuple[int, int], level: int) -> tuple[int, int]:
-        """Find the group of that level to which the syncer of a group of a lower one belongs, or those above
-        it."""
+        """Find the group of that level over this one, (level, index) both; of its own level, itself."""
         at, index = group
         for below, over in itertools.pairwise(self.sizes[at : level + 1]):
             index = index * over // below
@@ -452,6 +451,10 @@ EPOCHS_TRIED = 16
 """Epochs from which the next one is chosen."""
 
 
+FOR_THREE = 9
+"""Members from which on three groups of three each, in which one is a minority, take the place of two."""
+
+
 def next_plan(
     epoch: int,
     groups: int,
@@ -472,11 +475,11 @@ def next_plan(
     empty, ends = vacant(epoch, groups), not number % epoch_versions
     if not (ends or empty or members > OUTGROWN * groups * group_size):
         return epoch, groups
-    odd = 2 if members >= 9 else 0
+    avoided = 2 if members >= FOR_THREE else 0
     wanted = -(-members // group_size) or 1
-    chosen, wanted = _best(epoch, wanted + (wanted == odd), vacant)
+    chosen, wanted = _best(epoch, wanted + (wanted == avoided), vacant)
     wanted = wanted - vacant(chosen, wanted) or 1
-    chosen, wanted = _best(epoch, wanted - (wanted == odd), vacant)
+    chosen, wanted = _best(epoch, wanted - (wanted == avoided), vacant)
     better = wanted > groups or vacant(chosen, wanted) < empty
     stays = wanted == groups == 1 or not (ends or better)
     return (epoch, groups) if stays else (chosen, wanted)
