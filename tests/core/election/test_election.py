@@ -33,7 +33,8 @@ from p2pdiloco.core.capacity import TRY_EVERY_S
 from p2pdiloco.core.context import Electorate
 from p2pdiloco.core.delegate import LeafElectorate, UpperElectorate
 from p2pdiloco.core.election import OfficeState
-from p2pdiloco.core.voting import HEARSAY, LAST_AFTER_S
+from p2pdiloco.core.pending import Underway
+from p2pdiloco.core.voting import HEARSAY, LAST_AFTER_S, Candidacy
 
 PEERS = ("p1", "p2", "p3", "p4")
 
@@ -492,6 +493,27 @@ def test_who_has_itself_elected_again_is_waited_for_no_longer() -> None:
             solo.answer(offer, ev.OfferAnswered(Verdict.IN_ROUND, None))
         effects = solo.wait(3.0)
         effects += solo.elect("p1", term=solo.fragment.office._terms.next())
+
+
+@pytest.mark.parametrize(("next_syncer", "deadline_s"), [("p1", 10.0), ("p2", 30.0)])
+def test_a_deadline_lasts_while_the_same_syncer_is_elected_again(next_syncer: str, deadline_s: float) -> None:
+    work = Underway()
+    for syncer, now, until_s in (("p1", 0.0, 10.0), (next_syncer, 5.0, 30.0)):
+        work.office_changed(syncer, now)
+        work.offered(syncer, now)
+        work.office_changed(syncer, now)  # also while the work is on its way
+        work.accepted()
+        work.wait_until(until_s)
+    assert work.deadline_s == deadline_s
+
+
+def test_no_candidacy_is_won_before_our_own_vote_is_durable() -> None:
+    solo = Solo(peers=PEERS)
+    solo.wait(1.0)
+    candidacy = Candidacy(solo.fragment.context, "all", solo.fragment.office._electorate, 3, "test")
+    assert not any(candidacy.count(solo.vote_of(peer, 3), solo.now) for peer in PEERS)
+    assert candidacy.count(solo.vote_of("me", 3), solo.now)
+    assert candidacy.certificate().base == (solo.head.number, solo.head.digest)
 
 
 def served(solo: Solo, *syncers: str) -> None:
