@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutation_kit import Patch, mutation
 from p2pdiloco.core.context import Electorate
-from p2pdiloco.core.fork_choice import Support
+from p2pdiloco.core.fork_choice import ForkChoice
 from p2pdiloco.core.roster import Roster
 
 
@@ -20,9 +20,9 @@ def newcomers_are_waited_for_in_vain_for_ever(patch: Patch) -> None:
 
 @mutation("old", 6, 6, "backed")
 def a_state_is_copied_of_whoever_is_ahead(patch: Patch) -> None:
-    patch.set(Support, "has", lambda self, head, now: True)
+    patch.set(ForkChoice, "may_copy", lambda self, version, giver, now: True)
 
 
 @mutation("old", 4, 1, "stuck", first_seed=2184)
-def nobody_yields_to_those_who_do_not_follow(patch: Patch) -> None:
-    patch.set(Support, "against", lambda self, peer, standing_here, now: [])
+def nobody_goes_over_to_a_lighter_chain(patch: Patch) -> None:
+    patch.set(ForkChoice, "may_replace", ForkChoice._is_heavier)

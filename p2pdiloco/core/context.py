@@ -378,7 +378,7 @@ class FalseStates:
     ) -> VersionFault | None:
         """Say why a version whose outer step was made here is not taken; None: it is. Accuse the liar.
 
-        `holders` lists the members whose head is a version (`NamedHeads.holders`).
+        `holders` lists the members whose head is a version (`ForkChoice.holders`).
         """
         header = version.header
         if applied.unsound:

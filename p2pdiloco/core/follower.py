@@ -24,17 +24,17 @@ from p2pdiloco.core.api.events import (
     UpdateFetched,
 )
 from p2pdiloco.core.api.evidence import false_label, short_of, two_versions
-from p2pdiloco.core.api.messages import Sibling, Unbacked
+from p2pdiloco.core.api.messages import Sibling
 from p2pdiloco.core.api.papers import Proof, SignedShort
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, Ticket, Watermark, table_digest
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.audits import Auditor
-from p2pdiloco.core.base import Shared, backoff_s
+from p2pdiloco.core.base import Shared, backoff_s, earliest
 from p2pdiloco.core.chain import Chain, numbers_can_be, plan_after, version_fault
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue, commit_effect
-from p2pdiloco.core.fork_choice import NamedHeads
+from p2pdiloco.core.fork_choice import ForkChoice
 from p2pdiloco.core.pending import unsigned
 from p2pdiloco.core.voting import holds_office
 from p2pdiloco.util import BoundedDict, Machine, direct_members
@@ -102,8 +102,8 @@ class Follower:
         self._siblings = siblings
         self._spare = context.spare
         self._machine = Machine(FOLLOW_TABLE, FollowState.RESTING)
-        self.heads = NamedHeads(context)
-        """Heads that members name."""
+        self.heads = ForkChoice(context)
+        """Heads that members name, and which of them are followed."""
         self._doubts = Doubts()
         self._has_spare = False
         self._unproven = False
@@ -135,7 +135,8 @@ class Follower:
         if self.state is not FollowState.RESTING or self._spare.busy:
             return None
         first_s = self._doubts.first_s(self.heads.wanted or self.heads.unproven)
-        return None if first_s is None else max(first_s, self._retry_at_s)
+        apart_s = self.heads.deadline()
+        return earliest((apart_s, None if first_s is None else max(first_s, self._retry_at_s)))
 
     def behind(self, now: float) -> bool:
         """Tell whether something heavier is known, or on its way here, that somebody who counts has named."""
@@ -169,7 +170,8 @@ class Follower:
         distance = target.number - self._chain.head.number
         far = not 0 < distance <= self._shared.config.log_versions
         may_copy = self.heads.may_copy(target, peer, now)
-        if may_copy and (far or self._need_state or self.heads.yields_to(peer, now)):
+        lighter = target.weight <= self._chain.head.weight
+        if may_copy and (far or self._need_state or lighter):
             self._pull_state(peer, target)
         elif far:
             self._unsupported(peer, now)
@@ -181,13 +183,11 @@ class Follower:
             )
 
     def _unsupported(self, peer: str, now: float) -> None:
-        """Leave a head alone on which too few stand: they may be cut off, or lie. They are told so."""
+        """Leave a head alone on which too few stand: they may be cut off, or lie."""
         self._doubts.add(peer, False, self._shared.timing.retry_s, now)
         self._shared.out.record(
             "catchup", self._fragment, f"left alone: {VersionFault.UNSUPPORTED}", peer=peer
         )
-        if self._shared.confirmed:
-            self._shared.out.send(peer, Unbacked(self._fragment))
 
     def _unless_supported(self, peer: str, now: float) -> None:
         """Only its state is left of a peer's head: leave that alone, if it may not be copied."""
@@ -302,16 +302,16 @@ class Follower:
         self._shared.out.ask(step, heard, self._fragment)
 
     def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
-        if fault is VersionFault.UNBACKED and self._shared.confirmed:
-            self._shared.out.send(peer, Unbacked(self._fragment))
-        if fault.forked:
+        forked = fault.forked and not self._unproven
+        if forked:
             self._unless_supported(peer, now)
         if fault.innocent:
             self._done(now, ok=False)
         else:
             # Fewer may be here than were where it was elected.
-            self._disappointed(peer, fault is not VersionFault.UNELECTED, now)
-        self._need_state = self._need_state or fault.forked
+            mild = fault is VersionFault.UNELECTED and not self._unproven
+            self._disappointed(peer, not mild, now)
+        self._need_state = self._need_state or forked
 
     def _why_not(self, version: SignedVersion, giver: str, now: float) -> VersionFault | None:
         header = version.header
@@ -321,8 +321,8 @@ class Follower:
             return VersionFault.WRONG_FRAGMENT
         if not self._shared.signed_by(header.syncer, "version", header, version.signature):
             return VersionFault.SIGNATURE
-        if not self.heads.proven(header, giver, now):
-            return VersionFault.UNBACKED
+        if not self.heads.may_follow(giver, header.head(), now):
+            return VersionFault.UNSUPPORTED
         if not self._chain.is_child(header):
             moved = header.number != self._chain.head.number + 1
             return VersionFault.CHAIN_MOVED if moved else VersionFault.PARENT_DIFFERS
@@ -381,7 +381,7 @@ class Follower:
         after = next((m.stamp for m in table if m.learner == shared.me), Stamp(0, 0))
         merged_ticket, overwrite = self._own.would_merge(after)
         shared.out.put(CommitVersion(version, None, merged_ticket, table, after, overwrite))
-        self._chain.replace(version, table, self.heads.may_replace(version.header.head(), donor, now))
+        self._chain.replace(version, table, self.heads.may_replace(version.header.head()))
         self._moved("catchup", version, now)
 
     def _moved(self, kind: str, version: SignedVersion, now: float) -> None:
@@ -396,7 +396,7 @@ class Follower:
             term=head.term,
             tokens=head.tokens,
         )
-        self.heads.moved(now)
+        self.heads.moved(kind == "catchup", now)
         self._own.chain_moved(self._chain.marks.stamp(self._shared.me), now)
         self._on_moved(now)
 
@@ -517,7 +517,7 @@ class ShownVersions:
 
 def why_no_state(
     context: FragmentContext,
-    heads: NamedHeads,
+    heads: ForkChoice,
     version: SignedVersion,
     table: tuple[Watermark, ...],
     donor: str,
@@ -528,8 +528,8 @@ def why_no_state(
     right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, context.index)
     if not right or not shared.signed_by(header.syncer, "version", header, version.signature):
         return VersionFault.SIGNATURE
-    if not (heads.yields_to(donor, now) or heads.proven(header, donor, now)):
-        return VersionFault.UNBACKED
+    if not heads.may_replace(header.head()):
+        return VersionFault.BEHIND
     if context.false_states.builds_on(header):
         return VersionFault.FALSE_STATE
     if not heads.may_copy(header.head(), donor, now):
@@ -540,9 +540,7 @@ def why_no_state(
         return VersionFault.FALSE_TABLE
     if not numbers_can_be(header, table, config):
         return VersionFault.OUT_OF_SCALE
-    if falsely_labelled(shared, version):
-        return VersionFault.FALSE_LABEL
-    return None if heads.may_replace(header.head(), donor, now) else VersionFault.BEHIND
+    return VersionFault.FALSE_LABEL if falsely_labelled(shared, version) else None
 
 
 def falsely_labelled(shared: Shared, version: SignedVersion) -> bool:

@@ -261,20 +261,6 @@ class Fragment:
         """Tell whether our learner had its last say and nothing of it is under way."""
         return not self._flushes and not self.requested and self.own.idle
 
-    def on_unbacked(self, sender: str, now: float) -> None:
-        """Take in that for the sender nobody of our side counts, or too few stand on our version: yield, if
-        too many say so."""
-        shared = self._shared
-        here = [shared.me]
-        for peer in shared.view.confirmed(now):
-            head = shared.view.head(peer, self.index)
-            if head is not None and self.chain.knows(head.number, head.digest):
-                here.append(peer)
-        if self.follower.heads.told_unbacked(sender, here, now):
-            shared.out.record(
-                "fork", self.index, "yields: older members, or more of them, are elsewhere", peer=sender
-            )
-
     # --- versions ------------------------------------------------------------------------------------
 
     def on_announce(self, sender: str, message: Announce, confirmed: bool, now: float) -> None:

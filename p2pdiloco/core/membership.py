@@ -495,7 +495,7 @@ class Joining:
     @property
     def grounds(self) -> Grounds | None:
         """Weakest grounds on which any fragment was taken; None: none was taken from others at the start."""
-        found = [fragment.follower.heads.beginning.grounds for fragment in self._fragments]
+        found = [fragment.follower.heads.grounds for fragment in self._fragments]
         known = [grounds for grounds in found if grounds is not None]
         return max(known, key=lambda grounds: grounds.basis.rank, default=None)
 
@@ -504,7 +504,7 @@ class Joining:
         view = self._shared.view
         if self._shared.confirmed:
             return ""
-        if any(f.follower.heads.beginning.waits for f in self._fragments):
+        if any(f.follower.heads.waits for f in self._fragments):
             here, of = len(view.confirmed(now)), len(self._shared.guidance.witnesses)
             return f"one of the {of} members that the run's owner vouched for; {here} others are here"
         if self._believed(now):

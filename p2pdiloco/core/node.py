@@ -100,7 +100,6 @@ class Core:
             msg.VoteGranted: self._on_vote,
             msg.VoteRefused: self._on_vote_refused,
             msg.Elected: self._on_elected,
-            msg.Unbacked: self._on_unbacked,
             msg.OfficeQuery: lambda s, m, t: self._at(m.fragment).posts.on_query(s, m),
             msg.Proven: self._gossip.on_proven,
             msg.Said: self._on_said,
@@ -263,11 +262,6 @@ class Core:
         progress = self._shared.view.progress(sender)
         fragment = self._at(message.fragment)
         fragment.on_announce(sender, message, progress is not None and progress.confirmed, now)
-        fragment.poll(now)
-
-    def _on_unbacked(self, sender: str, message: msg.Unbacked, now: float) -> None:
-        fragment = self._at(message.fragment)
-        fragment.on_unbacked(sender, now)
         fragment.poll(now)
 
     def _on_vote(self, sender: str, message: msg.VoteGranted, now: float) -> None:

@@ -28,16 +28,6 @@ def an_old_state() -> Effects:
     return solo.answer(copy, ev.StateFetched(chain[1], table(chain[1])))
 
 
-def of_a_stranger() -> Effects:
-    """s1 has no seat; it names, gives and has made a heavier version."""
-    solo, chain = Solo(peers=(*PEERS, "s1")), branch(2, learners=("p1", "p2"))
-    for version in chain[1:]:
-        solo.announce(version)
-    following = child(chain[2].header, "s1", learners=("p1", "p2"))
-    (asked,) = found(solo.hear("s1", heads=(following.header.head(),)), ev.FetchUpdate)
-    return solo.answer(asked, ev.UpdateFetched(following, 900))
-
-
 def names_a_partial() -> Effects:
     """One group made it."""
     made, solo = child(genesis(0).header, partials=(A_PARTIAL,)), Solo(peers=PEERS)
@@ -81,7 +71,6 @@ ROWS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.BEHIND: an_old_state,
     VersionFault.SEATLESS: without_a_seat,
     VersionFault.FALSE_PAPERS: by_a_forged_word,
-    VersionFault.UNBACKED: of_a_stranger,
     VersionFault.FALSE_PARTIALS: names_a_partial,
     VersionFault.FALSE_REPAIR: repairs(audited=False),
 }

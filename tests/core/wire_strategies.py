@@ -181,7 +181,6 @@ def message_strategies(
             refusals,
         ),
         msg.Elected: st.builds(msg.Elected, certificates),
-        msg.Unbacked: st.builds(msg.Unbacked, fragments),
         msg.OfficeQuery: st.builds(msg.OfficeQuery, groups, fragments, counts),
         msg.Proven: st.builds(msg.Proven, proofs(groups, fragments, peers)),
         msg.Stated: st.builds(msg.Stated, statements(groups, fragments, peers)),

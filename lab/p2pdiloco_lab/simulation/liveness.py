@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from p2pdiloco.core.fork_choice import FEWEST
 from p2pdiloco.core.api.events import CommitVersion
 from p2pdiloco.core.api.papers import Word
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import marks_of
-from p2pdiloco.core.fork_choice import FEWEST
 from p2pdiloco_lab.simulation.lineage import FragmentLineage, missing_spans
 from p2pdiloco_lab.simulation.seed_plan import PaperKind
 from p2pdiloco_lab.simulation.seed_report import Violation
@@ -204,14 +204,13 @@ class Backing:
         """Take in a version that was made before the world began."""
         self._stood.add(version.header.digest())
 
-    def arrives(self, host: Host, fragment: int, giver: str) -> None:
+    def arrives(self, host: Host, fragment: int) -> None:
         """A state is here, and the core is about to judge it: note whether support has a say."""
         core = host.core.fragments[fragment]
         heads, now = core.follower.heads, host.local_now
-        counted = heads.support.counted(now)
+        counted = heads.voices(now)
         many = 3 * len(self._liars.intersection(counted)) > len(counted)
-        free = heads.beginning.active or heads.takes_any(giver, now)
-        beyond = free or many or len(counted) < FEWEST
+        beyond = heads.begins or heads.apart or many or len(counted) < FEWEST
         (self._excused.add if beyond else self._excused.discard)((host.peer, fragment))
 
     def committed(self, host: Host, effect: CommitVersion) -> None:

@@ -346,7 +346,7 @@ class Worker:
             if isinstance(given, FetchFailed):
                 answer(given)
                 return
-            host.world.backing.arrives(host, effect.fragment, effect.peer)
+            host.world.backing.arrives(host, effect.fragment)
             answer(StateFetched(given.version, given.watermarks))
 
         host.world.bulk.fetch(host, effect, here)

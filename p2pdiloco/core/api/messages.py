@@ -147,13 +147,6 @@ class Elected(Message, frozen=True):
     certificate: Certificate
 
 
-class Unbacked(Message, frozen=True):
-    """Notice that the receiver's heavier head counts for nothing here: by the sender's chain, too few seats
-    stand on it, or none."""
-
-    fragment: Count
-
-
 class OfficeQuery(Message, frozen=True):
     """Question for the certificate of this fragment's syncer, if the receiver knows one above this term."""
 
@@ -198,7 +191,6 @@ AnyMessage = (
     | VoteRefused
     | Elected
     | OfficeQuery
-    | Unbacked
     | Proven
     | Said
     | Sibling

@@ -230,8 +230,6 @@ class VersionFault(Reason):
     SIGNATURE = "version-signature"
     FALSE_PLAN = "false-plan"
     FALSE_TOKENS = "false-tokens"
-    UNBACKED = "unbacked"
-    """Version that neither a seat has made, nor any seat names."""
     UNSUPPORTED = "unsupported", False, True
     """Version on which too few of those stand who decide, perhaps as yet, to copy a state of it."""
     SEATLESS = "seatless"

@@ -1,12 +1,11 @@
-"""Support: of which versions a state is copied, and who yields to whom."""
+"""Support: of which versions a state is copied, and which of several sides is followed."""
 
 from __future__ import annotations
 
 import pytest
-from kit import Solo, branch, child, config, found, reasons, restored_nothing, saved, sent, table
+from kit import Solo, branch, child, config, found, reasons, restored_nothing, saved, table
 
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored
 from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.core.api.versions import MemberList, SignedVersion
@@ -18,6 +17,7 @@ CHAIN = branch(4, learners=ALL)
 NEXT = child(CHAIN[4].header, "p1", ALL)
 FAR = branch(40, learners=ALL)[40]
 """Of so many versions nobody has the updates any more."""
+APART_S = config().timing.resume_alone_s
 
 
 def node(peers: tuple[str, ...] = PEERS) -> Solo:
@@ -46,13 +46,12 @@ def test_a_state_whose_update_nobody_gives_is_copied_once_more_than_a_third_have
     effects = solo.answer(pull, ev.FetchFailed(FetchFailure.GONE)) + solo.wait(5.0)
     assert bool(found(effects, ev.FetchState)) is copies
     assert copies or found(effects, ev.FetchUpdate), "it may be busy, so its update is asked for again"
-    assert copies or sent(effects, msg.Unbacked, "p1"), "it is told, or both would wait for ever"
 
 
-def test_who_alone_says_that_it_is_far_ahead_is_told_that_this_counts_for_nothing() -> None:
+def test_who_alone_says_that_it_is_far_ahead_is_left_alone() -> None:
     solo = node()
-    effects = stand(solo, ("p1",), FAR)
-    assert not found(effects, ev.FetchState) and sent(effects, msg.Unbacked, "p1")
+    effects = stand(solo, ("p1",), FAR) + solo.wait(2 * APART_S)
+    assert not found(effects, ev.FetchState) and reasons(effects, "catchup")[0] == "left alone: unsupported"
     assert found(stand(solo, ("p2",), NEXT), ev.FetchUpdate), "nor does it keep us from what others have"
 
 
@@ -119,46 +118,58 @@ LIGHTER = child(CHAIN[3].header, "p2", ("p2",))
 """Version that weighs less than ours, of another branch."""
 
 
-def told(solo: Solo, peers: tuple[str, ...]) -> list[ev.Effect]:
-    """Hear from these that our chain counts for nothing there."""
-    return [effect for peer in peers for effect in solo.message(peer, msg.Unbacked(0))]
-
-
-@pytest.mark.parametrize(("against", "yields"), [(PEERS[3:], False), (PEERS[2:], True)])
-def test_who_has_more_than_a_third_against_it_yields_to_a_lighter_chain(
-    against: tuple[str, ...], yields: bool
+@pytest.mark.parametrize(("there", "follows"), [(PEERS[1:], False), (PEERS, True)])
+def test_a_lighter_chain_is_followed_once_ours_has_had_no_support_for_a_while(
+    there: tuple[str, ...], follows: bool
 ) -> None:
-    """Of five two are more than a third. Others may lie, and say nothing."""
+    """Of five two are more than a third, and we are one. Of several with support the heaviest is the run's:
+    else two sides that hear of each other bit by bit would change places."""
     solo = node()
     assert LIGHTER.header.tokens < solo.head.tokens
-    effects = stand(solo, PEERS, LIGHTER) + told(solo, against)
-    assert bool(found(effects + solo.wait(2.0), ev.FetchState)) is yields
+    effects = stand(solo, there, LIGHTER) + solo.wait(APART_S - 1.0)
+    assert not found(effects, ev.FetchState), "they may be on their way here"
+    copies = found(solo.wait(2.0), ev.FetchState)
+    assert bool(copies) is follows
+    if copies:
+        solo.answer(copies[0], ev.StateFetched(LIGHTER, table(LIGHTER)))
+        assert solo.head == LIGHTER.header.head()
 
 
-@pytest.mark.parametrize(("against", "yields"), [(PEERS[2:], False), (PEERS[1:], True)])
-def test_who_has_as_many_with_it_as_against_it_does_not_yield(against: tuple[str, ...], yields: bool) -> None:
-    """Else two sides that hear of each other bit by bit would change places."""
+def test_who_comes_to_stand_on_ours_meanwhile_keeps_us_here() -> None:
     solo = node()
-    effects = stand(solo, PEERS[1:], LIGHTER) + told(solo, against)
-    assert bool(found(effects + solo.wait(2.0), ev.FetchState)) is yields
+    stand(solo, PEERS, LIGHTER)
+    effects = solo.wait(APART_S - 1.0) + stand(solo, ("p1",), CHAIN[4]) + solo.wait(2 * APART_S)
+    assert not found(effects, ev.FetchState)
 
 
-def test_who_yields_takes_a_state_with_support_and_not_that_of_whoever_spoke_last() -> None:
+def test_of_many_sides_without_support_the_one_is_followed_on_which_most_stand() -> None:
+    nine = ("me", *(f"p{number}" for number in range(1, 9)))
+    chain = branch(4, learners=nine, seats=nine)
+    sides = [child(chain[3].header, peer, nine[:4]) for peer in ("p1", "p3", "p5", "p6")]
+    solo = Solo(config(log_versions=20, seats=nine), nine[1:], restored=saved(chain))
+    solo.wait(3.0)
+    effects = stand(solo, ("p1", "p2", "p7"), sides[0]) + stand(solo, ("p3", "p4"), sides[1])
+    effects += stand(solo, ("p5",), sides[2]) + stand(solo, ("p6", "p8"), sides[3])
+    assert not found(effects + solo.wait(APART_S - 1.0), ev.FetchState)
+    (copy,) = found(solo.wait(2.0), ev.FetchState)
+    solo.answer(copy, ev.StateFetched(sides[0], table(sides[0])))
+    assert solo.head == sides[0].header.head()
+
+
+def test_whoever_gives_a_state_gives_one_with_support() -> None:
     """Who lies need not be many for that."""
     solo = node()
     lie = child(CHAIN[3].header, "p4", ("p4",))
     stand(solo, ("p4",), lie)
-    effects = stand(solo, ("p1", "p2", "p3"), LIGHTER) + told(solo, ("p1", "p2", "p3"))
-    (copy,) = found(effects, ev.FetchState)
+    stand(solo, ("p1", "p2", "p3"), LIGHTER)
+    copy = found(solo.wait(APART_S + 1.0), ev.FetchState)[0]
     assert copy.peer != "p4"
-    effects = told(solo, ("p4",)) + solo.answer(copy, ev.StateFetched(lie, table(lie)))
-    assert not found(effects, ev.CommitVersion), "nor does a giver show something else"
-    effects = solo.wait(5.0)
-    assert {copy.peer for copy in found(effects, ev.FetchState)} <= {"p1", "p2", "p3"}
-    copy = found(effects, ev.FetchState)[0]
-    told(solo, ("p4",))
-    effects = solo.answer(copy, ev.StateFetched(LIGHTER, table(LIGHTER)))
-    assert found(effects, ev.CommitVersion) and solo.head == LIGHTER.header.head()
+    effects = solo.answer(copy, ev.StateFetched(lie, table(lie)))
+    assert not found(effects, ev.CommitVersion) and reasons(effects, "catchup")[0] == "not taken: unsupported"
+    copy = found(solo.wait(5.0), ev.FetchState)[0]
+    assert copy.peer in ("p1", "p2", "p3")
+    solo.answer(copy, ev.StateFetched(LIGHTER, table(LIGHTER)))
+    assert solo.head == LIGHTER.header.head()
 
 
 def test_those_who_decide_do_not_yield_to_one_member_because_it_is_the_oldest() -> None:
@@ -170,17 +181,17 @@ def test_those_who_decide_do_not_yield_to_one_member_because_it_is_the_oldest() 
     solo.wait(3.0)
     assert solo.fragment.chain.marks.first("p1") == 1
     stand(solo, ("p1",), child(first.header, "p1", ("p1",)))
-    effects = solo.message("p1", msg.Unbacked(0)) + solo.wait(5.0)
-    assert not found(effects, ev.FetchState) and not reasons(effects, "fork")
+    assert not found(solo.wait(2 * APART_S), ev.FetchState)
 
 
 def test_what_is_remembered_of_members_is_bounded() -> None:
     solo = node()
-    kept = solo.fragment.follower.heads.support
+    heads = solo.fragment.follower.heads
     for version in branch(2 * MAX_SUPPORTED, learners=ALL)[5:]:
         for peer in PEERS:
-            kept.named(peer, version.header.head(), solo.now)
-    assert len(kept._supported) <= MAX_SUPPORTED and len(kept._stances._on) == STOOD_ON
+            heads.heard(peer, version.header.head(), True, False, solo.now)
+        heads.look(solo.now)
+    assert len(heads._supported) <= MAX_SUPPORTED and len(heads._stances._on) == STOOD_ON
     for peer in PEERS:
-        kept.gone(peer)
-    assert not kept._stances._on and not kept._stances._heads
+        heads.gone(peer)
+    assert not heads._stances._on and not heads._stances._heads

@@ -284,7 +284,7 @@ def test_a_strangers_heavier_head_moves_nobody() -> None:
     (asked,) = found(effects, ev.FetchUpdate)
     effects = solo.answer(asked, ev.UpdateFetched(version, 900))
     assert not found(effects, ev.ApplyUpdate) and solo.head == before
-    assert reasons(effects, "refusal") == ["unbacked"] and sent(effects, msg.Unbacked, to="s1")
+    assert reasons(effects, "fork") == ["unelected"]
     assert not found(solo.wait(20.0), ev.FetchUpdate), "it is left alone for a while"
     assert not solo.fragment.follower.behind(solo.now)
 

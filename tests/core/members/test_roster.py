@@ -96,9 +96,9 @@ def test_whom_a_held_paper_seats_is_known_and_votes_once_a_version_carries_it(pa
     """An invite makes nobody believed by a full member: all of it could stand on a forged head."""
     solo = node()
     heads = solo.fragment.follower.heads
-    assert not heads.counts("s1", solo.now)
+    assert not heads.counts("s1")
     holds(solo, paper)
-    assert heads.counts("s1", solo.now) == isinstance(paper, Word)
+    assert heads.counts("s1") == isinstance(paper, Word)
     assert "s1" in solo.fragment.context.roster.known
     assert voters(solo) == ["me", "p1", "p2"]
     request = msg.VoteRequest("all", 0, 9, solo.head, "open")

@@ -13,7 +13,7 @@ from known_flaws import given
 from msgspec.structs import replace
 from sim_kit import calm_plan
 
-from p2pdiloco.core.fork_choice import NamedHeads, Support
+from p2pdiloco.core.fork_choice import ForkChoice
 from p2pdiloco_lab.simulation.seed_plan import MIXES, CrowdKind, draw_plan
 from p2pdiloco_lab.simulation.seed_report import SeedResult, Violation
 from p2pdiloco_lab.simulation.sim_crowd import OPEN_SHARE
@@ -121,8 +121,8 @@ def test_the_rules_of_crowds_miss_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert world.crowd is not None
     with pytest.raises(Violation, match="counted"):
         world.crowd.check_tokens()
-    monkeypatch.setattr(NamedHeads, "counts", lambda self, peer, now: True)
-    monkeypatch.setattr(Support, "has", lambda self, head, now: True)
+    monkeypatch.setattr(ForkChoice, "counts", lambda self, peer: True)
+    monkeypatch.setattr(ForkChoice, "may_copy", lambda self, version, giver, now: True)
     world = world_of(CrowdKind.FORGES, "young", "open", riders=1)
     with pytest.raises(Violation, match="kept"):
         world.clock.run_until(YOUNG_S)

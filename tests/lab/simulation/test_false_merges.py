@@ -12,7 +12,7 @@ from sim_kit import Commits, calm_plan
 from p2pdiloco.core import audits
 from p2pdiloco.core.api.events import Audit, CommitVersion, Effect, Record
 from p2pdiloco.core.chain import marks_of
-from p2pdiloco.core.fork_choice import Support
+from p2pdiloco.core.fork_choice import ForkChoice
 from p2pdiloco_lab.simulation.lineage import genesis_state
 from p2pdiloco_lab.simulation.seed_plan import WorldPlan, draw_plan
 from p2pdiloco_lab.simulation.sim_disk import Past, old_liars
@@ -170,7 +170,7 @@ def test_only_without_support_a_state_that_a_liar_alone_stands_on_is_copied(
     supported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not supported:
-        monkeypatch.setattr(Support, "has", lambda self, head, now: True)
+        monkeypatch.setattr(ForkChoice, "may_copy", lambda self, version, giver, now: True)
     world = old_world(liars=2)
     result = world.run()
     assert result.violation == ("" if supported else "backed"), result.detail
