@@ -23,6 +23,6 @@ def a_state_is_copied_of_whoever_is_ahead(patch: Patch) -> None:
     patch.set(ForkChoice, "may_copy", lambda self, version, giver, now: True)
 
 
-@mutation("old", 4, 1, "stuck", first_seed=2184)
+@mutation("old", 6, 1, "stuck", first_seed=39)
 def nobody_goes_over_to_a_lighter_chain(patch: Patch) -> None:
     patch.set(ForkChoice, "may_replace", ForkChoice._is_heavier)

@@ -1,9 +1,9 @@
 """The global parameters of a live run, and what the link to one of its peers carries.
 
-Somebody who only asks copies them. Every fragment comes from a member that says that it holds the newest
-version, in pieces also from others that hold the same one, with the code by which newcomers copy
-(`bulk.states`). Signatures and digests decide what is taken. Fragments are of the versions that there are
-when it is their turn. `measured_link` is for `plan --join`.
+Somebody who only asks copies them from seats that the run's owner has named: of every fragment the version
+that most of them hold, in pieces also from others that hold the same one, with the code by which newcomers
+copy (`bulk.states`). Signatures and digests decide what is taken. Fragments are of the versions that there
+are when it is their turn. `measured_link` is for `plan --join`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,7 @@ from p2pdiloco.daemon.display.logs import TICK_S, Tell, lasting
 from p2pdiloco.daemon.display.snapshot import StatusReport
 from p2pdiloco.daemon.network.discovery import ask
 from p2pdiloco.daemon.network.reach import PAUSE_S, MeasuredLink, measure
+from p2pdiloco.daemon.notice import Notice, is_true_notice
 from p2pdiloco.daemon.payloads import Compute
 from p2pdiloco.daemon.run_files.known_runs import (
     ListedRun,
@@ -99,6 +101,7 @@ async def _copied(way: Way, join: tuple[str, ...], timeout_s: float, folders: li
                 invite = way.link.invite if way.link is not None else None
                 shown = passes(run.id, transport.peer_id, invite, folders)
                 reports = await _that_let_us_read(transport, run, reports, shown)
+            reports = await _of_seats(transport, run, search, reports)
             members = [report.answered_by for report in reports]
             tokenizer = await fetched_tokenizer(transport, None, run.id, run.manifest, members)
             given = None
@@ -137,6 +140,38 @@ async def _that_let_us_read(
             "give a link with an invite to it, --join LINK, or the folder of a member: --data-dir DIR",
         )
     return list(found.values())
+
+
+async def _of_seats(
+    transport: Transport, run: Run, search: Search, reports: list[StatusReport]
+) -> list[StatusReport]:
+    """List the reports of seats that the run's owner has named, if any answers. Else all, as invites give
+    seats, too; not in a run that is open to anybody. Raises: UserError (only strangers answer)."""
+    seats = await _named_seats(transport, run, [report.answered_by for report in reports])
+    found = [report for report in reports if report.answered_by in seats]
+    found = found or await search.of(transport, run.id, seats)
+    if not found and run.manifest.admission.mode == "open":
+        raise UserError(
+            f"none of the {len(seats)} seats that the owner of {run.name} has named answers, and what others "
+            "give may be anything",
+            "try again when one is here; or take what a node of yours has: --data-dir DIR",
+        )
+    return found or reports
+
+
+async def _named_seats(transport: Transport, run: Run, peers: Sequence[str]) -> set[str]:
+    """List the seats that the run file names, and the newest notice of the owner that these peers have."""
+    newest = Notice(run.id, 0)
+    for peer in peers:
+        answer = await ask(transport, peer, wire.NoticeQuery(run.id, newest.sequence), wire.NoticeAnswer)
+        notice = answer.notice if answer is not None else None
+        if notice is not None and notice.sequence > newest.sequence:
+            newest = notice if is_true_notice(notice, run.id, run.owners, verify_signature) else newest
+    seats = set(run.manifest.admission.seats)
+    for word in sorted(newest.seats, key=lambda word: word.number):
+        seats.discard(word.replaces if word.seated else word.peer)
+        seats.update({word.peer} if word.seated else ())
+    return seats.difference(newest.banned)
 
 
 async def _run(transport: Transport, report: StatusReport, hosts: Sequence[str]) -> Run:
@@ -230,12 +265,14 @@ class _ResultCopy:
         raise UserError(f"nobody gives fragment {fragment} of {self._run.name} ({why})", "try again")
 
     def _by_version(self, fragment: int) -> list[str]:
-        """Members, those with the most tokens in this fragment first; equals take turns."""
+        """Members, those first whose version of this fragment most of them hold, then those with the most
+        tokens; equals take turns."""
+        rows = [next(iter(report.fragments[fragment : fragment + 1]), None) for report in self._reports]
+        held = Counter(row.digest for row in rows if row is not None)
 
-        def rank(place: int) -> tuple[int, int]:
-            rows = self._reports[place].fragments
-            tokens = rows[fragment].tokens if fragment < len(rows) else 0
-            return -tokens, (place + fragment) % len(self._reports)
+        def rank(place: int) -> tuple[int, int, int]:
+            row, turn = rows[place], (place + fragment) % len(self._reports)
+            return (0, 0, turn) if row is None else (-held[row.digest], -row.tokens, turn)
 
         return [self._reports[place].answered_by for place in sorted(range(len(self._reports)), key=rank)]
 

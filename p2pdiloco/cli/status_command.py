@@ -15,7 +15,16 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Container,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -227,6 +236,10 @@ class Search:
                     return answers
             await asyncio.sleep(PAUSE_S)
 
+    async def of(self, transport: Transport, run: str, peers: Container[str]) -> list[StatusReport]:
+        """Answers of those of these peers that are listed, as `reports` has them."""
+        return await self._ask_members(transport, run, MAX_ASKED, peers)
+
     @contextlib.contextmanager
     def said(self, timeout_s: float, say: Callable[[str], None]) -> Iterator[None]:
         """Tell who waits long, once, what is waited for."""
@@ -263,12 +276,15 @@ class Search:
             "a bootstrap serves one with --run run.toml; a slow network needs a larger --timeout-s",
         )
 
-    async def _ask_members(self, transport: Transport, run: str, enough: int) -> list[StatusReport]:
-        """Answers, until so many are of settled members; those come first."""
+    async def _ask_members(
+        self, transport: Transport, run: str, enough: int, of: Container[str] | None = None
+    ) -> list[StatusReport]:
+        """Answers, until so many are of settled members; those come first. `of`: only of these peers."""
         settled: list[StatusReport] = []
         others: list[StatusReport] = []
         addresses = await self.members(transport, run)
-        for peer in [*self.joined, *(peer for peer in addresses if peer not in self.joined)][:MAX_ASKED]:
+        known = [*self.joined, *(peer for peer in addresses if peer not in self.joined)]
+        for peer in [peer for peer in known if of is None or peer in of][:MAX_ASKED]:
             try:
                 if peer in addresses and peer not in self.joined:
                     await transport.connect(peer, addresses[peer])

@@ -53,8 +53,8 @@ from p2pdiloco.util import BoundedDict
 class Chain:
     """Versions of one fragment as this node holds them: head, recent log, watermarks.
 
-    It goes forward: `extend` by a child of the head, or `replace` by the state of another chain, a heavier one
-    or one with more support (`ForkChoice`).
+    It goes forward: `extend` by a child of the head, or `replace` by the state of another chain, a heavier
+    one or one with more support (`ForkChoice`).
 
     Rules: docs/protocol/exactly-once.md, section 2.
     """

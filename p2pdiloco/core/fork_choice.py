@@ -21,6 +21,9 @@ from p2pdiloco.core.members import Derived
 from p2pdiloco.util import BoundedDict
 
 MAX_SUPPORTED = 256
+APART_S = 6.0
+"""Time without support after which our head is left: others may be on their way to it, or have not said yet
+where they are."""
 FEWEST = 3
 """Voices, this node included, of which one alone is no support."""
 
@@ -54,7 +57,7 @@ class ForkChoice:
     are the seats that are here, and ourselves; of a newcomer those that `Guidance` names.
 
     1. Of the heads that have support, ours among them, the heaviest is the run's.
-    2. A lighter one than ours is followed only once ours has had none for a while (`resume_alone_s`): those
+    2. A lighter one than ours is followed only once ours has had none for a while (`APART_S`): those
        who stand on it may be on their way here.
     3. Where no head has support for so long, the one is followed on which most stand, then the heaviest.
 
@@ -83,7 +86,7 @@ class ForkChoice:
         self._apart_s: float | None = None
         """Time since which our head has no support, and others name another."""
         self.apart = False
-        """True: that was so for a while (`resume_alone_s`), as of the last look."""
+        """True: that was so for a while (`APART_S`), as of the last look."""
         self._basis: Basis | None = None
         self.begins = False
         """True: nothing of ours has been found to be the run's, as of the last look."""
@@ -127,7 +130,7 @@ class ForkChoice:
         long."""
         if self._apart_s is None or self.apart:
             return None
-        return self._apart_s + self._shared.timing.resume_alone_s
+        return self._apart_s + APART_S
 
     @property
     def waits(self) -> bool:
@@ -155,11 +158,12 @@ class ForkChoice:
 
     def _guided(self, confirmed: list[str]) -> list[str]:
         """List those of these whose word a newcomer goes by, with what they said so far."""
-        named = {Basis.VOUCHED: self._guidance.witnesses, Basis.JOINED: self._guidance.anchors}
-        counted = named.get(self._basis, self._context.roster.known)
-        found = [peer for peer in confirmed if peer in counted]
         if self._basis is Basis.MOST:
-            found = found or confirmed
+            found = [peer for peer in confirmed if peer in self._context.roster.known] or confirmed
+        else:
+            vouched = self._basis is Basis.VOUCHED
+            named = self._guidance.witnesses if vouched else self._guidance.anchors
+            found = [peer for peer in confirmed if peer in named]
         return [peer for peer in found if self._may_say(self._stances.of(peer))]
 
     def _may_say(self, stood_on: Sequence[Head]) -> bool:
@@ -168,6 +172,10 @@ class ForkChoice:
             return bool(stood_on)
         vouch, head = self._guidance.vouches[self._context.index], stood_on[-1]
         return head.number > vouch.number or (head.number, head.digest) == (vouch.number, vouch.digest)
+
+    def _has(self, head: Head) -> bool:
+        """Tell whether our chain has that version. Of a copied one the parent is known by name."""
+        return self._chain.knows(head.number, head.digest) or head.digest == self._chain.header.parent
 
     def _is_heavier(self, head: Head) -> bool:
         return head.weight > self._chain.head.weight
@@ -189,8 +197,7 @@ class ForkChoice:
         named = {
             peer: head
             for peer, head in self._named.items()
-            if head.digest not in self._context.false_states
-            and not self._chain.knows(head.number, head.digest)
+            if head.digest not in self._context.false_states and not self._has(head)
         }
         self._look_at_support(set(named.values()), now)
         self.wanted = {peer: head for peer, head in named.items() if self._is_wanted(peer, head)}
@@ -235,7 +242,7 @@ class ForkChoice:
         elif self._apart_s is None:
             self._apart_s = now
         waited_s = 0.0 if self._apart_s is None else now - self._apart_s
-        self.apart = waited_s >= self._shared.timing.resume_alone_s
+        self.apart = waited_s >= APART_S
         if self.apart and not backed:
             most = max(named, key=lambda head: (on[head], head.weight))
             if on[most] and (self.begins or (on[most], most.weight) > (here, self._chain.head.weight)):
@@ -246,7 +253,7 @@ class ForkChoice:
 
     def _count_here(self, voices: Sequence[str], _head: Head, _news: object) -> int:
         heads = (self._shared.view.head(peer, self._context.index) for peer in voices)
-        here = sum(head is not None and self._chain.knows(head.number, head.digest) for head in heads)
+        here = sum(head is not None and self._has(head) for head in heads)
         return here + (self._shared.me in voices)
 
     def _has_heard(self, now: float) -> bool:

@@ -146,9 +146,9 @@ class Publisher:
         """Parents of which we signed a version in this term: never another one."""
 
     def begin(self, job: Job, missing: int, expected: int) -> None:
-        """Merge what is in, and make the outer step into the spare copy. Where we went over to a lighter chain,
-        we may have signed a version of this parent already: others have it, and a second one in the same term
-        would be a lie."""
+        """Merge what is in, and make the outer step into the spare copy. Where we went over to a lighter
+        chain, we may have signed a version of this parent already: others have it, and a second one in the
+        same term would be a lie."""
         if job.term == self._term and self._chain.head.digest in self._parents:
             job.round.failed("this parent has a version of ours in this term", now=job.closed_s)
             return

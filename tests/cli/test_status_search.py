@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -20,8 +21,9 @@ from p2pdiloco.config.settings import BootstrapSettings, StatusSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import NodeState, StatusReport
 from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.notice import Notice, signed, with_word
 from p2pdiloco.daemon.run_files.known_runs import ListedRun, Way, save_own_addresses
-from p2pdiloco.errors import PeerUnreachable, StorageError
+from p2pdiloco.errors import PeerUnreachable, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
 
@@ -147,6 +149,54 @@ async def test_who_wants_the_result_is_told_once_what_is_waited_for(
     assert line.startswith(f'no run "other" is listed by these peers yet, but test ({RUN[:12]}): waiting')
     monkeypatch.setattr(status_command, "SAY_AFTER_S", 30.0)
     assert await said("") == []
+
+
+OWNER = Identity.from_seed(bytes(32))
+
+
+def open_run(mode: str, *seats: str) -> Any:
+    admission = SimpleNamespace(mode=mode, seats=seats)
+    manifest = SimpleNamespace(admission=admission)
+    return SimpleNamespace(id=RUN, name="test", owners=(OWNER.peer_id,), manifest=manifest)
+
+
+async def believed(network: Network, run: Any) -> list[str]:
+    """Peers whose parameters whoever only asks takes."""
+    visitor, search = network._transport(), Search("", [])
+    await visitor.start(FrontDoor())
+    network.peers.append(visitor)
+    reports = await search.reports(visitor)
+    return [report.answered_by for report in await live_result._of_seats(visitor, run, search, reports)]
+
+
+async def test_the_parameters_of_an_open_run_are_those_of_its_seats_however_many_strangers_come_first(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seat = await network.add("training", incarnation=1)
+    strangers = [await network.add("training", incarnation=9 + more) for more in range(2)]
+    monkeypatch.setattr(status_command, "MAX_ASKED", 2)
+    assert await believed(network, open_run("open", seat)) == [seat]
+    assert set(await believed(network, open_run("invite"))) == set(strangers), (
+        "an invite may have given a seat"
+    )
+    network.hub.kill(seat)
+    with pytest.raises(UserError, match=r"none of the 1 seats that the owner of test has named answers"):
+        await believed(network, open_run("open", seat))
+
+
+async def test_the_newest_true_notice_says_who_else_has_a_seat_and_whose_has_ended(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other, gone = [await network.add("training", incarnation=n) for n in range(3)]
+    named = with_word(with_word(Notice(RUN, 5), other, seated=True), gone, seated=False)
+    false = with_word(Notice(RUN, 7), gone, seated=True)
+    notices = {first: signed(named, OWNER), other: signed(false, Identity.generate())}
+
+    async def answer(_transport: object, peer: str, *_: object) -> wire.NoticeAnswer:
+        return wire.NoticeAnswer(notices.get(peer))
+
+    monkeypatch.setattr(live_result, "ask", answer)
+    assert set(await believed(network, open_run("open", first, gone))) == {first, other}
 
 
 @pytest.mark.process

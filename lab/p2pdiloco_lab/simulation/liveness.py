@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2pdiloco.core.fork_choice import FEWEST
 from p2pdiloco.core.api.events import CommitVersion
 from p2pdiloco.core.api.papers import Word
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import marks_of
+from p2pdiloco.core.fork_choice import FEWEST
 from p2pdiloco_lab.simulation.lineage import FragmentLineage, missing_spans
 from p2pdiloco_lab.simulation.seed_plan import PaperKind
 from p2pdiloco_lab.simulation.seed_report import Violation

@@ -141,9 +141,9 @@ def test_refusal_names_what_is_wrong(wire: bytes, reason: str) -> None:
 def test_the_wire_format_is_what_the_version_number_says() -> None:
     # If this fails, peers of two builds no longer understand each other: raise WIRE_VERSION with it.
     message = msg.Closing("all", 3, 5, 8, 0.25)
-    assert WIRE_VERSION == 31
+    assert WIRE_VERSION == 32
     assert msg.encode(RUN, message).hex() == (
-        "931fa372756e96a7436c6f73696e67a3616c6c030508cb3fd0000000000000"
+        "9320a372756e96a7436c6f73696e67a3616c6c030508cb3fd0000000000000"
     )
 
 

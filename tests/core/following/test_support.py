@@ -9,7 +9,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import Restored
 from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.core.api.versions import MemberList, SignedVersion
-from p2pdiloco.core.fork_choice import MAX_SUPPORTED, STOOD_ON
+from p2pdiloco.core.fork_choice import APART_S, MAX_SUPPORTED, STOOD_ON
 
 PEERS = ("p1", "p2", "p3", "p4")
 ALL = ("me", *PEERS)
@@ -17,7 +17,6 @@ CHAIN = branch(4, learners=ALL)
 NEXT = child(CHAIN[4].header, "p1", ALL)
 FAR = branch(40, learners=ALL)[40]
 """Of so many versions nobody has the updates any more."""
-APART_S = config().timing.resume_alone_s
 
 
 def node(peers: tuple[str, ...] = PEERS) -> Solo:

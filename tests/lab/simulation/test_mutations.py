@@ -24,7 +24,6 @@ LONG = {
     "contributions are not sent again",
     "what was merged is forgotten at once",
     "a merged contribution is admitted again",
-    "nobody yields to those who do not follow",
     "watermarks are not saved",
 }
 """They take ten seeds or more, seconds each: hunted in the tier `slow`."""
