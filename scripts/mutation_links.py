@@ -1,8 +1,8 @@
 """Deliberate bugs about links that carry little; of the list in `mutation_list.py`.
 
-That rounds wait for payloads on their way, and that no syncer outruns the others, is none of them: without it
-versions have fewer contributors. That breaks no rule of the simulator (`scripts/bench/bench_rules.py` measures
-it).
+That rounds wait for payloads on their way, and that no syncer outruns the others, is none of them: without
+it versions have fewer contributors. That breaks no rule of the simulator (`scripts/bench/bench_rules.py`
+measures it).
 """
 
 from __future__ import annotations
