@@ -1,9 +1,9 @@
 """The global parameters of a live run, and what the link to one of its peers carries.
 
-Somebody who only asks copies them from seats that the run's owner has named: of every fragment the version
-that most of them hold, in pieces also from others that hold the same one, with the code by which newcomers
-copy (`bulk.states`). Signatures and digests decide what is taken. Fragments are of the versions that there
-are when it is their turn. `measured_link` is for `plan --join`.
+Somebody who only asks copies them from seats that the run's owner has named, and trusts each one: those come
+first whose version of a fragment most of them hold. Pieces come also from others that hold the same one, with
+the code by which newcomers copy (`bulk.states`). Signatures and digests decide what is taken. Fragments are
+of the versions that there are when it is their turn. `measured_link` is for `plan --join`.
 """
 
 from __future__ import annotations
@@ -97,11 +97,9 @@ async def _copied(way: Way, join: tuple[str, ...], timeout_s: float, folders: li
                 reports = await search.reports(transport)
             run = await _run(transport, reports[0], search.joined)
             found.append(run)
-            if run.manifest.admission.mode != "open":
-                invite = way.link.invite if way.link is not None else None
-                shown = passes(run.id, transport.peer_id, invite, folders)
-                reports = await _that_let_us_read(transport, run, reports, shown)
-            reports = await _of_seats(transport, run, search, reports)
+            invite = way.link.invite if way.link is not None else None
+            shown = passes(run.id, transport.peer_id, invite, folders)
+            reports = await _of_seats(transport, run, search, reports, shown)
             members = [report.answered_by for report in reports]
             tokenizer = await fetched_tokenizer(transport, None, run.id, run.manifest, members)
             given = None
@@ -143,20 +141,31 @@ async def _that_let_us_read(
 
 
 async def _of_seats(
-    transport: Transport, run: Run, search: Search, reports: list[StatusReport]
+    transport: Transport,
+    run: Run,
+    search: Search,
+    reports: list[StatusReport],
+    shown: Sequence[wire.ShowPass],
 ) -> list[StatusReport]:
-    """List the reports of seats that the run's owner has named, if any answers. Else all, as invites give
-    seats, too; not in a run that is open to anybody. Raises: UserError (only strangers answer)."""
-    seats = await _named_seats(transport, run, [report.answered_by for report in reports])
-    found = [report for report in reports if report.answered_by in seats]
-    found = found or await search.of(transport, run.id, seats)
-    if not found and run.manifest.admission.mode == "open":
-        raise UserError(
-            f"none of the {len(seats)} seats that the owner of {run.name} has named answers, and what others "
-            "give may be anything",
-            "try again when one is here; or take what a node of yours has: --data-dir DIR",
-        )
-    return found or reports
+    """List the reports of seats that the run's owner has named, if any of them lets us read. Else all that
+    do, as invites give seats, too; not in a run that is open to anybody. Raises: UserError (only strangers
+    answer, or nobody lets us read)."""
+    open_to_all = run.manifest.admission.mode == "open"
+    for attempt in range(ROUNDS):
+        seats = await _named_seats(transport, run, [report.answered_by for report in reports])
+        if seats.isdisjoint(report.answered_by for report in reports):
+            reports = [*reports, *await search.of(transport, run.id, seats)]
+        if not open_to_all:
+            reports = await _that_let_us_read(transport, run, reports, shown)
+        found = [report for report in reports if report.answered_by in seats]
+        if found or not open_to_all:
+            return found or reports
+        await asyncio.sleep(RETRY_S * (attempt + 1 < ROUNDS))  # it may be busy
+    raise UserError(
+        f"none of the {len(seats)} seats that the owner of {run.name} has named answers, and what others "
+        "give may be anything",
+        "try again when one is here; or take what a node of yours has: --data-dir DIR",
+    )
 
 
 async def _named_seats(transport: Transport, run: Run, peers: Sequence[str]) -> set[str]:

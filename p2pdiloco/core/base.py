@@ -383,10 +383,6 @@ class Guidance:
         waited_s = now - self._first_s
         return waited_s >= self._timing.genesis_wait_s or (waited_s >= 0 and not self._view.unheard(now))
 
-    def waited_long(self, now: float) -> bool:
-        """Tell whether no more agreement is to be waited for."""
-        return now - self._first_s >= self._timing.resume_alone_s
-
 
 ANSWER_SHARE = 0.75
 """Share of the sync interval, H inner steps, that a round may wait for answers to its closing call."""

@@ -106,6 +106,10 @@ class Follower:
         """Heads that members name, and which of them are followed."""
         self._doubts = Doubts()
         self._has_spare = False
+        self.held: tuple[SignedVersion, tuple[Watermark, ...]] | None = None
+        """State in the spare copy that is to be tried before it is taken, and its table."""
+        self._held_by: set[str] = set()
+        """Members that stood on it when it came."""
         self._unproven = False
         """True: what is under way was named by nobody who counts, and is not here yet."""
         mine = hashlib.sha256(f"{context.shared.me}/{context.index}".encode()).digest()
@@ -128,6 +132,8 @@ class Follower:
         """Say for people what is under way; empty: nothing."""
         if self.state is FollowState.UPDATING:
             return "applying an update"
+        if self.held is not None:
+            return "trying a state"
         return "copying state" if self.state is FollowState.COPYING else ""
 
     def deadline(self) -> float | None:
@@ -173,8 +179,6 @@ class Follower:
         lighter = target.weight <= self._chain.head.weight
         if may_copy and (far or self._need_state or lighter):
             self._pull_state(peer, target)
-        elif far:
-            self._unsupported(peer, now)
         else:
             if peer not in self._doubts:  # of who failed last time the bytes must be here first
                 self._take_spare()
@@ -182,18 +186,17 @@ class Follower:
                 FollowSignal.PULL_UPDATE, FetchUpdate(self._fragment, self._chain.head.number + 1, peer)
             )
 
-    def _unsupported(self, peer: str, now: float) -> None:
-        """Leave a head alone on which too few stand: they may be cut off, or lie."""
+    def _unless_supported(self, peer: str, now: float) -> None:
+        """Only its state is left of a peer's head: leave that alone, if too few stand on it to copy it."""
+        target = self.heads.wanted.get(peer)
+        if target is None or self.heads.may_copy(target, peer, now):
+            return
         self._doubts.add(peer, False, self._shared.timing.retry_s, now)
         self._shared.out.record(
             "catchup", self._fragment, f"left alone: {VersionFault.UNSUPPORTED}", peer=peer
         )
-
-    def _unless_supported(self, peer: str, now: float) -> None:
-        """Only its state is left of a peer's head: leave that alone, if it may not be copied."""
-        target = self.heads.wanted.get(peer)
-        if target is not None and not self.heads.may_copy(target, peer, now):
-            self._unsupported(peer, now)
+        if self.heads.wary:
+            self.heads.refuse((peer,), now)
 
     def _try_unproven(self, now: float) -> None:
         """Ask for one version of a chain that nobody who counts has named: its maker may count."""
@@ -323,6 +326,8 @@ class Follower:
             return VersionFault.SIGNATURE
         if not self.heads.may_follow(giver, header.head(), now):
             return VersionFault.UNSUPPORTED
+        if not (self.heads.counts(giver) or self.heads.counts(header.syncer)):
+            return VersionFault.UNELECTED
         if not self._chain.is_child(header):
             moved = header.number != self._chain.head.number + 1
             return VersionFault.CHAIN_MOVED if moved else VersionFault.PARENT_DIFFERS
@@ -378,10 +383,33 @@ class Follower:
             self._disappointed(donor, not fault.innocent, now)
             return
         self._doubts.drop(donor)
+        head = version.header.head()
+        if self.heads.must_be_tried(head):
+            self.held = version, table
+            self._held_by = {donor, *self.heads.standing_on(head)}
+            shared.out.record("catchup", self._fragment, f"tries version {head.number}", peer=donor)
+            return
+        self._take(version, table, now)
+
+    def tried(self, taken: bool, now: float) -> None:
+        """Take in whether the state that is held is to be taken."""
+        held, self.held = self.held, None
+        assert held is not None
+        version, table = held
+        if taken and self.heads.may_replace(version.header.head(), now):
+            self._take(version, table, now)
+            return
+        self._shared.out.put(DropSpare(self._fragment))
+        self._done(now, ok=False)
+        if not taken:
+            self.heads.refuse(self._held_by, now)
+
+    def _take(self, version: SignedVersion, table: tuple[Watermark, ...], now: float) -> None:
+        shared = self._shared
         after = next((m.stamp for m in table if m.learner == shared.me), Stamp(0, 0))
         merged_ticket, overwrite = self._own.would_merge(after)
         shared.out.put(CommitVersion(version, None, merged_ticket, table, after, overwrite))
-        self._chain.replace(version, table, self.heads.may_replace(version.header.head()))
+        self._chain.replace(version, table, self.heads.may_replace(version.header.head(), now))
         self._moved("catchup", version, now)
 
     def _moved(self, kind: str, version: SignedVersion, now: float) -> None:
@@ -528,7 +556,7 @@ def why_no_state(
     right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, context.index)
     if not right or not shared.signed_by(header.syncer, "version", header, version.signature):
         return VersionFault.SIGNATURE
-    if not heads.may_replace(header.head()):
+    if not heads.may_replace(header.head(), now):
         return VersionFault.BEHIND
     if context.false_states.builds_on(header):
         return VersionFault.FALSE_STATE

@@ -7,8 +7,9 @@ Rules: docs/protocol/trust.md, sections 4 and 5.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Annotated
 
@@ -21,6 +22,8 @@ from p2pdiloco.core.members import Derived
 from p2pdiloco.util import BoundedDict
 
 MAX_SUPPORTED = 256
+TRUSTED_PLACES = 6
+"""Seats that a chain ever had up to which each is trusted: friends know each other."""
 APART_S = 6.0
 """Time without support after which our head is left: others may be on their way to it, or have not said yet
 where they are."""
@@ -59,7 +62,8 @@ class ForkChoice:
     1. Of the heads that have support, ours among them, the heaviest is the run's.
     2. A lighter one than ours is followed only once ours has had none for a while (`APART_S`): those
        who stand on it may be on their way here.
-    3. Where no head has support for so long, the one is followed on which most stand, then the heaviest.
+    3. Where no head has support for long (`resume_alone_s`), the one is followed on which most stand, then
+       the heaviest.
 
     All members count the same voices, so all choose the same side, and no word is exchanged about it.
     """
@@ -75,18 +79,27 @@ class ForkChoice:
         """Members whose heads are of a saved state that nobody confirmed yet."""
         self._news = object()
         """Another object whenever a member has named another head, or left."""
+        self._lighter: set[Head] = set()
+        """Heads that have support, and are followed though they are lighter than ours, as that has none."""
         self.wanted: dict[str, Head] = {}
         """Heads that are to be followed, by who names them, as of the last look."""
         self.unproven: dict[str, Head] = {}
         """Heavier heads whose members do not count, where nothing else is to be followed."""
-        self._supported: BoundedDict[Head, None] = BoundedDict(MAX_SUPPORTED)
-        """Heads that have, or had, support. A copy may take longer than its version is the head."""
+        self._supported: BoundedDict[Head, int] = BoundedDict(MAX_SUPPORTED)
+        """Heads that have, or had, support, and of how many. A copy may take longer than its version is the
+        head."""
+        self._chosen: set[Head] = set()
+        """Heads that were chosen without support, since ours had none."""
         self._few = True
         """True: so few voices were here at the last look that each was more than a third of them."""
-        self._apart_s: float | None = None
+        self._looked_s = -math.inf
+        self._since_s = math.inf
         """Time since which our head has no support, and others name another."""
         self.apart = False
         """True: that was so for a while (`APART_S`), as of the last look."""
+        self._astray: set[str] = set()
+        """Members whose head goes on from a state that was worse than ours, until they name one of our
+        chain. Each counts as a voice, and supports nothing."""
         self._basis: Basis | None = None
         self.begins = False
         """True: nothing of ours has been found to be the run's, as of the last look."""
@@ -112,25 +125,25 @@ class ForkChoice:
         """Tell whether a version that this peer gave may be taken, if it is sound. A newcomer takes, for the
         time being, what somebody gives who stands on what has support."""
         self.look(now)  # the owner may have vouched while it was on its way
-        stands = any(head in self._supported for head in self._stances.of(giver))
-        return not self.begins or stands or version in self._supported
+        heads = [version, *self._stances.of(giver)]
+        return not self.begins or any(head in self._supported or head in self._chosen for head in heads)
 
     def may_copy(self, version: Head, giver: str, now: float) -> bool:
         """Tell whether the state of that version may be copied."""
         followed = self.may_follow(giver, version, now)
-        return followed if self.begins else version in self._supported
+        return followed if self.begins else version in self._supported or version in self._chosen
 
-    def may_replace(self, version: Head) -> bool:
+    def may_replace(self, version: Head, now: float) -> bool:
         """Tell whether that version may take the place of ours, as far as weights go."""
+        self.look(now)
         other = version.digest != self._chain.head.digest
         return self._is_heavier(version) or (other and (self.begins or self.apart))
 
     def deadline(self) -> float | None:
-        """Time at which our head will have had no support for a while; None: it has, or had none for so
-        long."""
-        if self._apart_s is None or self.apart:
-            return None
-        return self._apart_s + APART_S
+        """Time at which our head will have had no support for a while, or for long; None: it has."""
+        waits = (APART_S, self._shared.timing.resume_alone_s)
+        due_s = (self._since_s + wait_s for wait_s in waits if self._since_s + wait_s > self._looked_s)
+        return next((at_s for at_s in due_s if at_s < math.inf), None)
 
     @property
     def waits(self) -> bool:
@@ -177,14 +190,30 @@ class ForkChoice:
         """Tell whether our chain has that version. Of a copied one the parent is known by name."""
         return self._chain.knows(head.number, head.digest) or head.digest == self._chain.header.parent
 
+    def must_be_tried(self, version: Head) -> bool:
+        """Tell whether a state of that version is tried on our own data before it is taken: we have one, too,
+        and no more than half of all seats stand on that version. Those that are here may be liars and whom
+        they misled. Where there were never more than a few seats, each is trusted."""
+        tries = not self.begins and self._chain.head.number and self._chain.marks.places > TRUSTED_PLACES
+        return bool(tries) and not self._has_most(version)
+
+    def standing_on(self, version: Head) -> AbstractSet[str]:
+        """List who stands on that version, or names it."""
+        return {*self._stances.on(version), *self.holders(version.digest)}
+
+    def _has_most(self, version: Head) -> bool:
+        seats = self._chain.marks.seats
+        return 2 * len(seats.intersection(self._stances.on(version))) > len(seats)
+
     def _is_heavier(self, head: Head) -> bool:
         return head.weight > self._chain.head.weight
 
     def _is_wanted(self, peer: str, head: Head) -> bool:
-        heavier = self._is_heavier(head)
-        if heavier and not self.begins and self.counts(peer):
+        heavier, ahead = self._is_heavier(head), head.number - self._chain.head.number
+        near = 0 < ahead <= self._shared.config.log_versions
+        if heavier and near and not self.begins and self.counts(peer):
             return True  # it may be some updates away
-        return (heavier or self.apart) and head in self._supported
+        return (heavier and head in self._supported) or head in self._chosen or head in self._lighter
 
     def _has_support(self, standing: int, voices: Sequence[str]) -> bool:
         return standing * (2 if self.begins else 3) > len(voices)
@@ -193,16 +222,20 @@ class ForkChoice:
 
     def look(self, now: float) -> dict[str, Head]:
         """Choose the heads to follow, as of now."""
+        self._looked_s = now
         self._look_whether_new(now)
         named = {
             peer: head
             for peer, head in self._named.items()
             if head.digest not in self._context.false_states and not self._has(head)
+            if peer not in self._astray or self._has_most(head)
         }
         self._look_at_support(set(named.values()), now)
         self.wanted = {peer: head for peer, head in named.items() if self._is_wanted(peer, head)}
-        heavier = {} if self.wanted or self.begins else named
-        self.unproven = {peer: head for peer, head in heavier.items() if self._is_heavier(head)}
+        self.unproven = {}
+        if not (self.wanted or self.begins):
+            others = {peer: head for peer, head in named.items() if not self.counts(peer)}
+            self.unproven = {peer: head for peer, head in others.items() if self._is_heavier(head)}
         return self.wanted
 
     def _look_whether_new(self, now: float) -> None:
@@ -214,6 +247,7 @@ class ForkChoice:
         if basis is not self._basis:
             self._basis = basis
             self._supported.clear()
+            self._look_whether_apart(True, now)
         if self.grounds is None:
             self.begins = not self._shared.confirmed
         else:
@@ -223,38 +257,49 @@ class ForkChoice:
     def _look_at_support(self, named: set[Head], now: float) -> None:
         """Find which heads have support, ours among them."""
         voices = self.voices(now)
-        counted, few = frozenset(voices), len(voices) < FEWEST
+        counted, few = frozenset(voices).difference(self._astray), len(voices) < FEWEST
         if self._few and not few:
             self._supported.clear()  # those few may have been liars
         self._few = few
         here = self._standing_here(voices)
         ours = self._has_support(here, voices) and self._has_heard(now)
-        if self.begins and (ours or self._chain.head in self._supported):
+        head = self._chain.head
+        if self.begins and (ours or head in self._supported or head in self._chosen):
             self._settle(here, voices)
             return
         on = {head: len(counted.intersection(self._stances.on(head))) for head in named}
         backed = [head for head in named if self._has_support(on[head], voices)]
+        backed += [head for head in named if self._astray and self._has_most(head)]
         if self._has_heard(now):
             for head in backed:
-                self._supported[head] = None
-        if ours or not named:
-            self._apart_s = None
-        elif self._apart_s is None:
-            self._apart_s = now
-        waited_s = 0.0 if self._apart_s is None else now - self._apart_s
-        self.apart = waited_s >= APART_S
-        if self.apart and not backed:
+                self._supported[head] = on[head]
+        self._look_whether_apart(ours or not (named and voices), now)
+        behind = any(map(self._is_heavier, backed))
+        self._lighter = {*backed} if self.apart and not behind else set()
+        if self.apart and not backed and now >= self._since_s + self._shared.timing.resume_alone_s:
             most = max(named, key=lambda head: (on[head], head.weight))
-            if on[most] and (self.begins or (on[most], most.weight) > (here, self._chain.head.weight)):
-                self._supported[most] = None
+            heavier = self._is_heavier(most) and (not self.begins or self.grounds is None)
+            least = here or (0 if self.begins else 1)  # one voice alone moves no member
+            if on[most] > least or (on[most] == here > 0 and heavier):
+                self._chosen.add(most)
+
+    def _look_whether_apart(self, together: bool, now: float) -> None:
+        if together:
+            self._since_s, self.apart = math.inf, False
+            self._chosen.clear()
+        else:
+            self._since_s = min(self._since_s, now)
+            self.apart = now >= self._since_s + APART_S
 
     def _standing_here(self, voices: Sequence[str]) -> int:
         return self._derived.of("here", self._count_here, voices, self._chain.head, self._news)
 
-    def _count_here(self, voices: Sequence[str], _head: Head, _news: object) -> int:
-        heads = (self._shared.view.head(peer, self._context.index) for peer in voices)
-        here = sum(head is not None and self._has(head) for head in heads)
-        return here + (self._shared.me in voices)
+    def _count_here(self, voices: Sequence[str], head: Head, _news: object) -> int:
+        """Count who stands on our head, or on one of its ancestors that we know: these may come here."""
+        newest = {peer: self._shared.view.head(peer, self._context.index) for peer in voices}
+        here = {peer for peer, named in newest.items() if named is not None and self._has(named)}
+        here.update(peer for peer in voices if peer in self._stances.on(head))
+        return len(here) + (self._shared.me in voices)
 
     def _has_heard(self, now: float) -> bool:
         """Tell whether the others had the time to speak: the first that is heard may be a liar."""
@@ -265,11 +310,11 @@ class ForkChoice:
         """Note that what we have is the run's."""
         basis = self._basis or Basis.MOST
         peer = min(voices, default="") if basis is Basis.JOINED else ""
-        found = Grounds(basis, here, len(voices), peer)
+        found = Grounds(basis, max(here, self._supported.get(self._chain.head, 0)), len(voices), peer)
         if self.grounds is not None:
             self._shared.out.record("join", self._context.index, found.words(), basis=basis.value)
         self.grounds, self.begins, self.verified = found, False, True
-        self._apart_s, self.apart = None, False
+        self._look_whether_apart(True, 0.0)
 
     def heard(self, peer: str, head: Head, confirmed: bool, saved: bool, now: float) -> bool:
         """Take in which head a member holds. Tell whether that is news.
@@ -283,16 +328,18 @@ class ForkChoice:
             self._guidance.hears(now)
         else:
             self._unsure.add(peer)
-        news = self._stances.named(peer, head)
+        self._look_whether_new(now)
+        heard = self.begins or self.counts(peer)  # of all others it would be a place for nothing
+        news = heard and self._stances.named(peer, head)
         if news:
             self._news = object()
         known = self._chain.knows(head.number, head.digest)
         lighter = known or head.weight < self._chain.head.weight
-        self._look_whether_new(now)
         if confirmed and lighter and not self.begins and not self.verified and self.counts(peer):
             # Also who comes back with a heavier chain than any here is a full member: the others follow.
             self.verified = True
         if known:
+            self._astray.discard(peer)
             news = self._named.pop(peer, None) is not None
         else:
             news = news or self._named.get(peer) != head
@@ -307,6 +354,21 @@ class ForkChoice:
         self._news = object()
         self._named.pop(peer, None)
         self._unsure.discard(peer)
+        self._astray.discard(peer)
+
+    def refuse(self, peers: Iterable[str], now: float) -> None:
+        """Take in that the state of these was worse than ours. What we have stays, until most seats have
+        another: these support nothing else."""
+        self._astray.update(peers)
+        self._supported.clear()
+        self._chosen.clear()
+        self.verified = True
+        self.look(now)
+
+    @property
+    def wary(self) -> bool:
+        """True: some members' state was worse than ours, and others may have taken it."""
+        return bool(self._astray)
 
     def cannot_give(self, peer: str) -> None:
         """Forget what that peer named, until it names it again."""
@@ -316,7 +378,7 @@ class ForkChoice:
         """Take in that the chain has another head: what is in it now is news no more. `copied`: its ancestors
         are not known, so others may still stand on those."""
         if copied:
-            self._apart_s, self.apart = None, False
+            self._since_s, self.apart = math.inf, False
         if self.begins:
             self._guidance.progressed(now)
         for peer in [p for p, h in self._named.items() if self._chain.knows(h.number, h.digest)]:
@@ -333,8 +395,9 @@ STOOD_ON = 8
 class Stances:
     """Stances of the members whose heads are noted here.
 
-    A member stands on the last heads that it named: its newest one, and ancestors of that. So members some
-    versions apart count together, and a liar that names a true head gives a forged one no voice.
+    A member stands on the last heads that it named: its newest one, and ancestors of that, as far as can be
+    seen: whoever goes over to a lighter head leaves all others. So members some versions apart count
+    together, and a liar that names a true head gives a forged one no voice.
 
     Rules: docs/protocol/trust.md, sections 4 and 5.
     """
@@ -349,6 +412,10 @@ class Stances:
         heads = self._heads.setdefault(peer, deque())
         if heads and heads[-1] == head:
             return False
+        if heads and head.weight < heads[-1].weight:
+            for left in set(heads):
+                self._leaves(peer, left)
+            heads.clear()
         heads.append(head)
         self._on.setdefault(head, set()).add(peer)
         if len(heads) > STOOD_ON and (left := heads.popleft()) not in heads:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -18,6 +19,9 @@ from p2pdiloco.core.api.events import (
     Miscalculates,
     PresenceSeen,
     ReachChanged,
+    Tried,
+    TryStates,
+    Undone,
     UplinkMeasured,
 )
 from p2pdiloco.core.api.messages import Leaving, Progress
@@ -518,6 +522,49 @@ class Joining:
             return f"{len(returned)} members that return with saved state"
         here = len(view.members(now))
         return f"somebody with the run's state; {here} are here without" if here else "a member"
+
+
+TRY_WITHIN_S = 30.0
+"""Time for which a state that came waits for those of other fragments, to be tried with them."""
+
+
+class Trial:
+    """Trial of states that others gave, on this node's own data, before they are taken.
+
+    They are tried together: parts of one model, they are of one time. What passes is taken. What is worse
+    than ours is not, nor what else those members have (`ForkChoice.refuse`): we go on from ours. Where
+    nothing can be measured, they are taken.
+
+    Rules: docs/protocol/trust.md, section 4.
+    """
+
+    def __init__(self, shared: Shared, fragments: tuple[Fragment, ...]) -> None:
+        self._shared = shared
+        self._fragments = fragments
+        self._since_s: float | None = None
+        """Time at which the first one came."""
+        self._under_way = False
+
+    def poll(self, now: float) -> None:
+        """Begin, once all that are on their way are here."""
+        followers = [fragment.follower for fragment in self._fragments]
+        held = tuple(f.index for f in self._fragments if f.follower.held)
+        if self._under_way or not held:
+            return
+        self._since_s = now if self._since_s is None else self._since_s
+        more = any(follower.held is None and follower.behind(now) for follower in followers)
+        if more and now < self._since_s + TRY_WITHIN_S:
+            return
+        self._under_way, self._since_s = True, None
+        self._shared.out.ask(TryStates(held), partial(self._over, held))
+
+    def _over(self, held: tuple[int, ...], answer: Tried | Undone, now: float) -> None:
+        self._under_way = False
+        passed = answer.passed if isinstance(answer, Tried) else held
+        words = answer.words if isinstance(answer, Tried) else f"taken untried: {answer.reason}"
+        self._shared.out.record("catchup", None, words, passed=len(passed), tried=len(held))
+        for index in held:
+            self._fragments[index].follower.tried(index in passed, now)
 
 
 GATHER_SHARE = 0.5

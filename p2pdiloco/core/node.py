@@ -19,7 +19,7 @@ from p2pdiloco.core.api.versions import is_group
 from p2pdiloco.core.base import Notices, Shared
 from p2pdiloco.core.fork_choice import Grounds
 from p2pdiloco.core.fragment import Fragment
-from p2pdiloco.core.membership import Departure, Heartbeats, Joining
+from p2pdiloco.core.membership import Departure, Heartbeats, Joining, Trial
 from p2pdiloco.core.proofs import Gossip, Hearing
 from p2pdiloco.core.round import Round
 from p2pdiloco.errors import invariant
@@ -61,6 +61,7 @@ class Core:
         self._joining = Joining(self._shared, self.fragments, genesis, restored, now)
         self._heartbeats = Heartbeats(self._shared, self.fragments, self._joining, genesis, now)
         self._departure = Departure(self._shared, self.fragments)
+        self._trial = Trial(self._shared, self.fragments)
         self._gossip = Gossip(self._shared, self.fragments, restored.proofs)
         self._hearing = Hearing(self._shared, self.fragments)
         self._last_poll_s = now
@@ -200,6 +201,7 @@ class Core:
             self._shared.papers.forget(lambda word: not self._shared.awaits(word))
         for fragment in self.fragments:
             fragment.poll(now)
+        self._trial.poll(now)
         self._departure.poll(now)
 
     def _on_send_failed(self, event: ev.SendFailed, now: float) -> None:

@@ -146,9 +146,13 @@ class Publisher:
         """Parents of which we signed a version in this term: never another one."""
 
     def begin(self, job: Job, missing: int, expected: int) -> None:
-        """Merge what is in, and make the outer step into the spare copy. Where we went over to a lighter
-        chain, we may have signed a version of this parent already: others have it, and a second one in the
-        same term would be a lie."""
+        """Merge what is in, and make the outer step into the spare copy. Where we went over to another chain,
+        its head may be of a term that ours does not follow. Or we have signed a version of it already: others
+        have that, and a second one in the same term would be a lie."""
+        head = self._chain.header
+        if job.term < head.term or (job.term == head.term and head.syncer != self._shared.me):
+            job.round.failed("our chain has a version of a later term", now=job.closed_s)
+            return
         if job.term == self._term and self._chain.head.digest in self._parents:
             job.round.failed("this parent has a version of ours in this term", now=job.closed_s)
             return

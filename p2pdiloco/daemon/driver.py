@@ -30,6 +30,7 @@ from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.daemon.history import HistoryKeeper
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.payloads import Compute, Durable, KeptPayloads, Tickets, UpdateLog
+from p2pdiloco.daemon.trying import Trying
 from p2pdiloco.errors import RemoteError, StorageError, TransportError, UserError
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import Buffer, PostEvent, Transport
@@ -54,6 +55,7 @@ class Executors(Frozen):
     committing: Committing
     durable: Durable
     loss_auditing: LossAuditing
+    trying: Trying
     record: Callable[[ev.Record], None]
     """Writer of the core's decisions."""
 
@@ -120,6 +122,7 @@ class Runner:
             ev.ApplyUpdate: merging.apply,
             ev.Audit: transfers.auditing.audit,
             ev.LossAudit: executors.loss_auditing.audit,
+            ev.TryStates: executors.trying.tried,
         }
 
     # --- pump ----------------------------------------------------------------------------------------

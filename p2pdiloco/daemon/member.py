@@ -88,6 +88,7 @@ from p2pdiloco.daemon.run_files.saved_state import (
     write_resume,
 )
 from p2pdiloco.daemon.run_files.shared_files import kept_initial, kept_tokenizer
+from p2pdiloco.daemon.trying import Trying
 from p2pdiloco.errors import StorageError, UserError, clean
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.channel import LearnerOptions
@@ -275,11 +276,14 @@ class Member:
 
     def _make_host(self, on_event: OnEvent) -> LearnerHost:
         run, settings, exchange = self.run, self.settings, self.holdings.exchange
-        options = learner_options(settings, run, self._me, self.holdings.store.folder / "data.place")
+        options = self._learner_options()
         log_path, at = self._data_dir / "learner.log", settings.learner_socket
         if at is None:
             return LearnerHost(run.manifest, run.layouts, exchange, options, on_event, log_path)
         return GuestHost(at, run.manifest, run.layouts, exchange, options, on_event, log_path)
+
+    def _learner_options(self) -> LearnerOptions:
+        return learner_options(self.settings, self.run, self._me, self.holdings.store.folder / "data.place")
 
     def _carry_out_effects(self) -> None:
         held, link, bulk = self.holdings, self.learner_link, self.transfers
@@ -298,6 +302,7 @@ class Member:
             committing=self.committing,
             durable=held.durable,
             loss_auditing=self._loss_auditing(),
+            trying=Trying(compute, held.store.folder, self.run.manifest, self._learner_options()),
             record=self.diary.on_record,
         )
         self.runner = Runner(self.core, self.post, self.background, executors)

@@ -216,8 +216,19 @@ class Stop(Command):
     save_path: Path | None = None
 
 
+class TryStates(Command):
+    """Order to a program of its own (`learner.trial`): measure others' states in the file beside ours.
+    `StatesTried`; `Failed`."""
+
+    manifest: Manifest
+    options: LearnerOptions
+    fragments: tuple[int, ...]
+    path: Path
+
+
 AnyCommand = (
     Start
+    | TryStates
     | Install
     | CopyOut
     | FreeSlot
@@ -355,6 +366,14 @@ class Appraised(LearnerEvent):
     """Seconds in which no inner step was made."""
 
 
+class StatesTried(LearnerEvent):
+    """Fragments whose states in the file are no worse than ours."""
+
+    passed: tuple[int, ...]
+    words: Text
+    """Losses, for people."""
+
+
 class StateSaved(LearnerEvent):
     """Message that a save is over. A failed one changes nothing else: an older file is still there."""
 
@@ -374,7 +393,17 @@ class Failed(LearnerEvent):
 
 
 AnyEvent = (
-    Ready | CopiedOut | NothingToCopy | Applied | Note | Status | Evaluated | Appraised | StateSaved | Failed
+    Ready
+    | CopiedOut
+    | NothingToCopy
+    | Applied
+    | Note
+    | Status
+    | Evaluated
+    | Appraised
+    | StateSaved
+    | StatesTried
+    | Failed
 )
 
 

@@ -181,6 +181,12 @@ class Vault:
         """Committed outer momentum, fp32 [numel]. Read only, and only until the next commit."""
         return self._committed(fragment).momentum
 
+    def spare(self, fragment: int) -> tuple[Tensor, Tensor]:
+        """Theta and momentum in the spare, fp32 [numel]. Read only, and only until it is used again."""
+        spare = self._spares[fragment]
+        invariant(spare.number != EMPTY, f"the spare of fragment {fragment} is empty")
+        return spare.theta, spare.momentum
+
     def state_buffers(self, fragment: int) -> list[memoryview]:
         """Bytes of committed Theta and momentum, shared: read before the next commit, or `pin`."""
         return self._committed(fragment).buffers()

@@ -30,9 +30,9 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mutation_kit import Patch
-from mutation_links import a_syncer_outruns_the_others, a_thin_uplink_is_as_fit_as_any
+from mutation_links import a_thin_uplink_is_as_fit_as_any
 from p2pdiloco.core.api.events import CommitVersion, Effect
-from p2pdiloco.core.round import ClosingWindow
+from p2pdiloco.core.round import ClosingCalls, ClosingWindow
 from p2pdiloco_lab.simulation.seed_plan import WorldPlan, draw_plan, genesis_version
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_world import World
@@ -55,7 +55,7 @@ WITHOUT: dict[str, Callable[[Patch], None]] = {
     "as it is": lambda patch: None,
     "thin uplinks hold offices": a_thin_uplink_is_as_fit_as_any,
     "payloads are not waited for": lambda patch: patch.set(ClosingWindow, "_waits_on", lambda *_: False),
-    "syncers outrun others": a_syncer_outruns_the_others,
+    "syncers outrun others": lambda patch: patch.set(ClosingCalls, "outruns", lambda *_: False),
 }
 
 

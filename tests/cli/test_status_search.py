@@ -166,22 +166,37 @@ async def believed(network: Network, run: Any) -> list[str]:
     await visitor.start(FrontDoor())
     network.peers.append(visitor)
     reports = await search.reports(visitor)
-    return [report.answered_by for report in await live_result._of_seats(visitor, run, search, reports)]
+    return [report.answered_by for report in await live_result._of_seats(visitor, run, search, reports, ())]
 
 
 async def test_the_parameters_of_an_open_run_are_those_of_its_seats_however_many_strangers_come_first(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seat = await network.add("training", incarnation=1)
-    strangers = [await network.add("training", incarnation=9 + more) for more in range(2)]
+    for more in range(2):
+        await network.add("training", incarnation=9 + more)
     monkeypatch.setattr(status_command, "MAX_ASKED", 2)
+    monkeypatch.setattr(live_result, "RETRY_S", 0.0)
     assert await believed(network, open_run("open", seat)) == [seat]
-    assert set(await believed(network, open_run("invite"))) == set(strangers), (
-        "an invite may have given a seat"
-    )
     network.hub.kill(seat)
     with pytest.raises(UserError, match=r"none of the 1 seats that the owner of test has named answers"):
         await believed(network, open_run("open", seat))
+
+
+async def test_a_run_by_invite_is_read_from_its_seats_as_far_as_they_let_us_and_else_from_whoever_does(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An invite may have given the others a seat."""
+    seat, other = [await network.add("training", incarnation=n) for n in range(2)]
+    lets = {seat, other}
+
+    async def read(_transport: object, _run: object, reports: list[StatusReport], _shown: object) -> Any:
+        return [report for report in reports if report.answered_by in lets]
+
+    monkeypatch.setattr(live_result, "_that_let_us_read", read)
+    assert await believed(network, open_run("invite", seat)) == [seat]
+    lets.remove(seat)
+    assert await believed(network, open_run("invite", seat)) == [other]
 
 
 async def test_the_newest_true_notice_says_who_else_has_a_seat_and_whose_has_ended(

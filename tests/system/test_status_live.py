@@ -30,7 +30,9 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     asking = visited_swarm.begin("status", "--join", _address(bootstrap), "--timeout-s", "60")
     (p2pd,) = visited_swarm.until(psutil.Process(asking.pid).children, "its network process")
     asking.send_signal(signal.SIGTERM)
-    assert asking.wait(30) == 143 and not p2pd.is_running()
+    assert asking.wait(30) == 143
+    # Whoever has no parent any more is cleared away by the system in its own time.
+    assert not p2pd.is_running() or p2pd.status() == psutil.STATUS_ZOMBIE
 
     link = bootstrap.printed().rpartition("p2pdiloco node p2pdiloco:")[2].strip()
     link = f"p2pdiloco:{link}"

@@ -210,7 +210,7 @@ class Backing:
         heads, now = core.follower.heads, host.local_now
         counted = heads.voices(now)
         many = 3 * len(self._liars.intersection(counted)) > len(counted)
-        beyond = heads.begins or heads.apart or many or len(counted) < FEWEST
+        beyond = heads.begins or many or len(counted) < FEWEST
         (self._excused.add if beyond else self._excused.discard)((host.peer, fragment))
 
     def committed(self, host: Host, effect: CommitVersion) -> None:

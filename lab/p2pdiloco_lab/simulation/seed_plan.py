@@ -15,6 +15,7 @@ from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.chain import FIRST_REACH
+from p2pdiloco.core.fork_choice import TRUSTED_PLACES
 from p2pdiloco_lab.simulation.lineage import Substance, genesis_state
 
 RUN = "simulated"
@@ -130,7 +131,9 @@ class Mix:
     @property
     def least_nodes(self) -> int:
         """Nodes at least, unless their number is given."""
-        return max(10 * (self.colluders > 0), 6 * self.quiet, 4 * (self.old or self.crowd > 0), 1)
+        return max(
+            10 * (self.colluders > 0), (TRUSTED_PLACES + 1) * self.quiet, 4 * (self.old or self.crowd > 0), 1
+        )
 
     @property
     def calm(self) -> bool:

@@ -138,6 +138,11 @@ class Crowd:
         self._digests: set[bytes] = set()
 
     @property
+    def forged_states(self) -> frozenset[bytes]:
+        """Digests of the states that were forged."""
+        return frozenset(each.state.digest for each in self.forged.values())
+
+    @property
     def forged_heads(self) -> dict[int, Head]:
         """Forged heads by fragment."""
         return {fragment: each.version.header.head() for fragment, each in self.forged.items()}

@@ -129,6 +129,7 @@ class Host:
             ev.ApplyUpdate: worker.apply_update,
             ev.Audit: worker.audit,
             ev.LossAudit: worker.loss_audit,
+            ev.TryStates: worker.try_states,
         }
 
     def _genesis(self, fragment: int) -> Checkpoint:

@@ -29,6 +29,8 @@ from p2pdiloco.core.api.events import (
     MergePartial,
     PartialMerged,
     StateFetched,
+    Tried,
+    TryStates,
     Undone,
     UpdateApplied,
 )
@@ -332,6 +334,14 @@ class Worker:
     def loss_audit(self, _effect: LossAudit, answer: Answer) -> None:
         """Measure nothing: there is no loss here."""
         self._host.later(self._work_s(), answer, LossAudited())
+
+    def try_states(self, effect: TryStates, answer: Answer) -> None:
+        """Measure states that others gave: those that were forged are worse."""
+        host = self._host
+        forged = host.world.crowd.forged_states if host.world.crowd is not None else frozenset()
+        spares = {fragment: host.stores[fragment].spare for fragment in effect.fragments}
+        passed = tuple(f for f, spare in spares.items() if spare is not None and spare.digest not in forged)
+        host.later(host.world.auditing.uniform(0.1, 2.0), answer, Tried(passed, "tried"))
 
     def fetch_state(self, effect: FetchState, answer: Answer) -> None:
         """Pull a whole fragment into the spare copy."""

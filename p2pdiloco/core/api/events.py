@@ -314,6 +314,22 @@ class StateFetched(Struct, frozen=True):
     watermarks: tuple[Watermark, ...]
 
 
+class TryStates(Effect, frozen=True):
+    """Measure on this node's held-out data whether what is in the spare copies of these fragments is worse
+    than its own states: all together, then parts of them. Answers: `Tried`; `Undone` (nothing can be measured
+    here)."""
+
+    fragments: tuple[int, ...]
+
+
+class Tried(Struct, frozen=True):
+    """Fragments of which the state in the spare copy is no worse than our own."""
+
+    passed: tuple[int, ...]
+    words: str
+    """Losses, for people."""
+
+
 class FetchFailed(Struct, frozen=True):
     """Failure of a holder to give what `FetchUpdate` or `FetchState` asked for."""
 

@@ -133,7 +133,7 @@ def test_what_our_chain_contains_is_not_fetched_however_long_nobody_comes_to_sta
 
 def test_where_nobody_agrees_the_heaviest_is_taken_at_last() -> None:
     solo = Newcomer("l1", "a")
-    solo.live(APART_S - 1.0)
+    solo.live(ALONE_S - 1.0)
     assert not solo.asked
     solo.live(2.0)
     assert solo.head == head(FALSE, 12) and solo.grounds == Grounds(Basis.MOST, 1, 2)

@@ -7,6 +7,7 @@ from kit import Solo, branch, child, config, found, reasons, restored_nothing, s
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import Restored
+from p2pdiloco.core.api.evidence import two_versions
 from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.core.api.versions import MemberList, SignedVersion
 from p2pdiloco.core.fork_choice import APART_S, MAX_SUPPORTED, STOOD_ON
@@ -50,7 +51,7 @@ def test_a_state_whose_update_nobody_gives_is_copied_once_more_than_a_third_have
 def test_who_alone_says_that_it_is_far_ahead_is_left_alone() -> None:
     solo = node()
     effects = stand(solo, ("p1",), FAR) + solo.wait(2 * APART_S)
-    assert not found(effects, ev.FetchState) and reasons(effects, "catchup")[0] == "left alone: unsupported"
+    assert not found(effects, ev.FetchState) and not solo.fragment.follower.behind(solo.now)
     assert found(stand(solo, ("p2",), NEXT), ev.FetchUpdate), "nor does it keep us from what others have"
 
 
@@ -149,9 +150,11 @@ def test_of_many_sides_without_support_the_one_is_followed_on_which_most_stand()
     solo.wait(3.0)
     effects = stand(solo, ("p1", "p2", "p7"), sides[0]) + stand(solo, ("p3", "p4"), sides[1])
     effects += stand(solo, ("p5",), sides[2]) + stand(solo, ("p6", "p8"), sides[3])
-    assert not found(effects + solo.wait(APART_S - 1.0), ev.FetchState)
+    long_s = config().timing.resume_alone_s
+    assert not found(effects + solo.wait(long_s - 1.0), ev.FetchState)
     (copy,) = found(solo.wait(2.0), ev.FetchState)
-    solo.answer(copy, ev.StateFetched(sides[0], table(sides[0])))
+    effects = solo.answer(copy, ev.StateFetched(sides[0], table(sides[0]))) + solo.wait(1.0)
+    solo.answer(found(effects, ev.TryStates)[0], ev.Tried((0,), "no worse"))
     assert solo.head == sides[0].header.head()
 
 
@@ -169,6 +172,107 @@ def test_whoever_gives_a_state_gives_one_with_support() -> None:
     assert copy.peer in ("p1", "p2", "p3")
     solo.answer(copy, ev.StateFetched(LIGHTER, table(LIGHTER)))
     assert solo.head == LIGHTER.header.head()
+
+
+def seats(*others: str) -> Solo:
+    """We are at version 4 of a run with these, of which the last one lies."""
+    everybody = ("me", *others)
+    chain = branch(4, learners=everybody[:-1], seats=everybody)
+    solo = Solo(config(log_versions=6, seats=everybody), others, restored=saved(chain))
+    solo.wait(3.0)
+    return solo
+
+
+def of(solo: Solo, number: int) -> SignedVersion:
+    """A version of the chain of such a run."""
+    everybody = tuple(sorted(solo.fragment.chain.marks.seats, key=["me", *solo.peers].index))
+    return branch(number, learners=everybody[:-1], seats=everybody)[number]
+
+
+def lie(solo: Solo, number: int = 110) -> SignedVersion:
+    everybody = ("me", *solo.peers)
+    return branch(number, learners=everybody[-1:], seats=everybody, syncer=everybody[-1])[number]
+
+
+def test_who_is_always_one_version_behind_stands_with_whoever_is_ahead() -> None:
+    """Updates take longer than versions; the third one lies."""
+    solo = seats("p1", "l")
+    stand(solo, ("l",), lie(solo))
+    for number in range(5, 9):
+        effects = stand(solo, ("p1",), of(solo, number)) + solo.wait(15.0)
+        assert not found(effects, ev.FetchState)
+        pull = next(pull for pull in found(effects, ev.FetchUpdate) if pull.peer == "p1")
+        version = of(solo, number)
+        effects = solo.answer(pull, ev.UpdateFetched(version, 900 + number))
+        for job in found(effects, ev.ApplyUpdate):
+            solo.answer(job, ev.UpdateApplied(version.header.state_digest))
+        assert solo.head == version.header.head()
+
+
+def test_one_voice_alone_moves_no_member_however_long_no_head_has_support() -> None:
+    solo = Solo(
+        config(log_versions=6, seats=ALL), (), restored=saved(branch(4, learners=ALL[:-1], seats=ALL))
+    )
+    solo.peers = PEERS
+    solo.feed(ev.PresenceSeen(MemberList(tuple((peer, 1) for peer in ALL))))
+    effects = stand(solo, ("p4",), lie(solo))
+    for number, peer in enumerate(PEERS[:3], 40):
+        effects += stand(solo, (peer,), of(solo, number))
+    assert not found(effects + solo.wait(60.0), ev.FetchState)
+
+
+def test_who_was_chosen_without_support_is_left_once_the_others_agree() -> None:
+    """We return. Two name a forged head, and of four others each another version."""
+    everybody = ("me", *PEERS, "k", "l")
+    start = branch(4, learners=everybody[:-1], seats=everybody)
+    solo = Solo(config(log_versions=6, seats=everybody), (), restored=saved(start))
+    solo.peers = everybody[1:]
+    solo.feed(ev.PresenceSeen(MemberList(tuple((peer, 1) for peer in everybody))))
+    stand(solo, ("k", "l"), lie(solo))
+    for number, peer in enumerate(PEERS, 40):
+        stand(solo, (peer,), of(solo, number))
+    copy = found(solo.wait(60.0), ev.FetchState)[0]
+    assert copy.peer in ("k", "l")
+    solo.answer(copy, ev.FetchFailed(FetchFailure.BUSY))
+    stand(solo, PEERS, of(solo, 44))
+    true = next(copy for copy in found(solo.wait(60.0), ev.FetchState) if copy.peer in PEERS)
+    solo.answer(true, ev.StateFetched(of(solo, 44), table(of(solo, 44))))
+    assert solo.head == of(solo, 44).header.head()
+    assert not found(solo.wait(60.0), ev.FetchState)
+
+
+def test_a_copy_of_a_lighter_chain_is_not_taken_if_ours_has_support_again() -> None:
+    solo = node()
+    stand(solo, PEERS, LIGHTER)
+    (copy, *_) = found(solo.wait(APART_S + 1.0), ev.FetchState)
+    stand(solo, ("p1", "p2"), CHAIN[4])
+    effects = solo.answer(copy, ev.StateFetched(LIGHTER, table(LIGHTER)))
+    assert not found(effects, ev.CommitVersion) and solo.head == CHAIN[4].header.head()
+
+
+def test_no_stranger_moves_a_member_without_a_seat_back_once_no_seat_is_here() -> None:
+    others = ("p1", "p2", "p3")
+    chain = branch(20, learners=others, seats=others)
+    solo = Solo(config(log_versions=6, seats=others), (*others, "x"), restored=saved(chain))
+    solo.wait(3.0)
+    solo.peers = ("x",)
+    solo.says["x"] = {"heads": (chain[5].header.head(),)}
+    assert solo.core.shared.confirmed and not found(solo.wait(60.0), ev.FetchState)
+
+
+def test_what_an_excluded_syncer_makes_in_its_term_is_not_taken_of_a_stranger() -> None:
+    solo = Solo(config(log_versions=6), (*PEERS, "x"), restored=saved(branch(4, syncer="p1", learners=ALL)))
+    solo.wait(3.0)
+    ours = solo.fragment.chain.signed
+    solo.core.shared.excluded.found(
+        two_versions(ours, child(CHAIN[3].header, "p1", ("p2",), ours.header.term)), "p2"
+    )
+    solo.feed(ev.Tick())
+    solo.peers = (*PEERS[1:], "x")
+    version = child(ours.header, "p1", ALL, ours.header.term)
+    (pull,) = found(stand(solo, ("x",), version) + solo.wait(3.0), ev.FetchUpdate)
+    effects = solo.answer(pull, ev.UpdateFetched(version, 900))
+    assert not found(effects, ev.ApplyUpdate) and reasons(effects, "fork") == ["unelected"]
 
 
 def test_those_who_decide_do_not_yield_to_one_member_because_it_is_the_oldest() -> None:

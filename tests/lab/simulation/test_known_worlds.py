@@ -130,16 +130,11 @@ def test_what_few_have_learned_in_a_quiet_hour_is_everybodys_afterwards(seed: in
     assert result.ok, result.detail or result.stuck
 
 
-THAT_ARE_HERE = known_flaw(
-    "support for a state is counted among the seats that are here, not among all that the chain has"
-)
-
-
 @pytest.mark.parametrize(
     ("nodes", "liars", "awake"),
     [
-        pytest.param(20, 4, 5, id="four-of-twenty-alone-with-one", marks=THAT_ARE_HERE),
-        pytest.param(10, 2, 5, id="two-of-ten-of-which-half-are-here", marks=THAT_ARE_HERE),
+        pytest.param(20, 4, 5, id="four-of-twenty-alone-with-one"),
+        pytest.param(10, 2, 5, id="two-of-ten-of-which-half-are-here"),
         pytest.param(10, 2, 6, id="two-of-ten-of-which-six-are-here"),
         pytest.param(6, 1, 3, id="one-of-six-of-which-half-are-here"),
     ],
@@ -169,9 +164,6 @@ def test_one_of_two_liars_leaves_seven_and_the_other_convinces_nobody() -> None:
     assert kept(asleep(plan, 20.0, {"n5": 1e9}), ("n5", "n6"), 40.0)
 
 
-@known_flaw(
-    "a returning member believes those few that say they are confirmed, whatever most seats that return have"
-)
 def test_a_power_cut_of_all_from_which_a_liar_returns_first_leaves_everybody_the_true_state() -> None:
     wakes_s = {**dict.fromkeys(names(0, 9), 45.0), "n9": 30.0}
     assert kept(asleep(plan_of(10, until_s=65.0), 25.0, wakes_s), ("n9",), 30.0)
@@ -207,7 +199,6 @@ def test_a_run_goes_on_beside_silent_seats(nodes: int, silent: int) -> None:
     assert not result.stuck
 
 
-@known_flaw("where fewer than three seats are awake, one believes another about a state")
 @pytest.mark.parametrize("seed", [4, 5])
 def test_nobody_takes_what_liars_forged_in_a_quiet_hour(seed: int) -> None:
     given(draw_plan(seed, "quiet").seated_riders, "nobody lies")

@@ -1,0 +1,123 @@
+"""Trying of states that others gave: carries out `TryStates` by a program of its own (`learner.trial`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from p2pdiloco.adapters.result_file import save_tensors
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.daemon.payloads import Compute
+from p2pdiloco.errors import P2PDilocoError, StorageError
+from p2pdiloco.learner import channel as ch
+from p2pdiloco.tensors.vault import Vault
+
+logger = logging.getLogger(__name__)
+
+FILE = "tried.safetensors"
+FREE_BYTES = 256 << 20
+"""Bytes of the disk that stay free."""
+ANSWER_S = 900.0
+"""Longest wait for the program: it reads the data first."""
+
+
+class Trying:
+    """Trying of others' states beside ours, on this node's held-out data. The core asks for one at a time."""
+
+    def __init__(
+        self, compute: Compute, folder: Path, manifest: Manifest, options: ch.LearnerOptions
+    ) -> None:
+        """`folder`: of the run's data, where the program finds the file."""
+        self._compute, self._manifest, self._options = compute, manifest, options
+        self._path = folder / FILE
+
+    async def tried(self, effect: ev.TryStates) -> ev.Tried | ev.Undone:
+        """Try the states in the spare copies of these fragments."""
+        order = ch.TryStates(self._manifest, self._options, effect.fragments, self._path)
+        try:
+            await self._compute.run(self._write, effect.fragments)
+            async with asyncio.timeout(ANSWER_S):
+                answer = await _answer(order)
+        except (P2PDilocoError, OSError, TimeoutError) as error:
+            logger.warning("states of others cannot be tried: %s", error or "no answer in time")
+            return ev.Undone(str(error) or "no answer in time")
+        finally:
+            self._path.unlink(missing_ok=True)
+        if isinstance(answer, ch.StatesTried):
+            return ev.Tried(answer.passed, answer.words)
+        logger.warning("states of others cannot be tried: %s", answer.reason)
+        return ev.Undone(answer.reason)
+
+    def _write(self, fragments: Sequence[int]) -> None:
+        """Raises: StorageError."""
+        states = states_of(self._compute.vault, fragments)
+        size = sum(values.nbytes for values in states.values())
+        self._path.unlink(missing_ok=True)  # of a node that was killed meanwhile
+        if shutil.disk_usage(self._path.parent).free < size + FREE_BYTES:
+            raise StorageError(f"the disk has no room for {size} bytes of states")
+        save_tensors(self._path, states, {})
+
+
+def states_of(vault: Vault, fragments: Sequence[int]) -> dict[str, Any]:
+    """Name all states of ours, and those in the spare copies of these fragments, for the program that tries
+    them; shared memory."""
+    ours = {f.index: (vault.theta(f.index), vault.momentum(f.index)) for f in vault.layouts}
+    theirs = {fragment: vault.spare(fragment) for fragment in fragments}
+    return {
+        f"{whose}.{fragment}.{name}": values.numpy()
+        for whose, states in (("ours", ours), ("theirs", theirs))
+        for fragment, state in states.items()
+        for name, values in zip(("theta", "momentum"), state, strict=True)
+    }
+
+
+async def _answer(order: ch.TryStates) -> ch.StatesTried | ch.Failed:
+    """Let the program answer. It ends with us, by the socket, and with this call."""
+    ours, theirs = socket.socketpair()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "p2pdiloco.learner.trial"),
+            stdin=theirs.fileno(),
+            stdout=DEVNULL,
+            start_new_session=True,
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    try:
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            writer.write(ch.frame(order))
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            if size > ch.MAX_FRAME_BYTES:
+                raise ch.ChannelBroken(f"a frame of {size} bytes")
+            answer = ch.decode_event(await reader.readexactly(size))
+        except asyncio.IncompleteReadError:
+            raise ch.ChannelBroken("the program that tries them has ended") from None
+        finally:
+            writer.close()
+    finally:
+        await _end(process)
+    if not isinstance(answer, ch.StatesTried | ch.Failed):
+        raise ch.ChannelBroken(f"not an answer: {type(answer).__name__}")
+    return answer
+
+
+async def _end(process: Process) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

@@ -1,0 +1,194 @@
+"""Program that tries states of others on this node's held-out data: `python -m p2pdiloco.learner.trial`.
+
+Its input is a socket: `TryStates` comes in, `StatesTried` or `Failed` goes out. It is a process of its own,
+as no learner runs before a node is a full member, and it ends with the daemon.
+
+Rules: docs/protocol/trust.md, section 4.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING
+
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from p2pdiloco.errors import P2PDilocoError, UserError, invariant
+from p2pdiloco.learner.channel import (
+    Deframer,
+    Failed,
+    LearnerEvent,
+    StatesTried,
+    TryStates,
+    decode_command,
+    frame,
+)
+from p2pdiloco.learner.loop import evaluate, heldout_batch
+from p2pdiloco.learner.ranks import choose_device, configure_torch, out_of_memory
+from p2pdiloco.tasks.description import instance_of, load_constants
+from p2pdiloco.tasks.initial import named_parameters
+from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.task import Task, constants_of
+from p2pdiloco.tasks.tokens import read_tokenizer
+from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments, scatter
+from p2pdiloco.util import end_with
+
+if TYPE_CHECKING:
+    from p2pdiloco.tasks.task import Batch
+
+PARTS = 8
+"""Parts of the held-out samples that are measured apart, to know how far a mean may be off."""
+SAME_DATA_SHARE, OWN_DATA_SHARE = 0.05, 0.5
+"""Share of what was learned that a state may be worse by: where all read the same data, and where each brings
+its own, on which others' work is not always good."""
+ERRORS = 2.0
+"""Standard errors by which it may be worse, whatever was learned."""
+MOST_MEASURED = 64
+"""Measurements of one trial at most: what has not passed by then fails."""
+
+
+class Comparison:
+    """Comparison of others' states with ours on the same held-out samples, in fp32.
+
+    Each is measured twice: as it is, and a step on, where its momentum alone leads.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        layouts: Sequence[FragmentLayout],
+        parts: Sequence[Batch],
+        state: Callable[[str], Tensor],
+    ) -> None:
+        """`state` reads an fp32 [numel] by its name: `ours.F.theta`, `ours.F.momentum` of each fragment F,
+        and so `theirs` of those that are tried."""
+        self._task, self._model, self._layouts = task, model, layouts
+        self._parts, self._state = parts, state
+        outer = task.manifest.outer
+        self._step = outer.learning_rate * outer.momentum
+        self._parameters = named_parameters(model)
+        self._measured = 0
+        self._ours = [self._losses((), ahead) for ahead in (False, True)]
+        share = SAME_DATA_SHARE if task.manifest.data.source in ("embedded", "hub") else OWN_DATA_SHARE
+        self.allowed = share * self._learned()
+        """Loss by which others' states may be above ours."""
+        self.words = ""
+        """Losses of all that was tried together, for people."""
+
+    def passing(self, fragments: Sequence[int]) -> list[int]:
+        """Find those of these fragments whose states are no worse: all together, else those of each half."""
+        if not fragments or self._measured >= MOST_MEASURED:
+            return []
+        worse = self._is_worse(fragments)
+        if not worse or len(fragments) == 1:
+            return [] if worse else [*fragments]
+        half = len(fragments) // 2
+        return self.passing(fragments[:half]) + self.passing(fragments[half:])
+
+    def _learned(self) -> float:
+        """Compute by how much ours is better than version 0; 0 where that is not known."""
+        if self._task.manifest.run.initial:
+            return 0.0
+        with torch.no_grad():
+            for name, value in self._task.initial_parameters().items():
+                self._parameters[name].copy_(value)
+        return max(0.0, fmean(self._losses_now()) - fmean(self._ours[0]))
+
+    def _is_worse(self, fragments: Sequence[int]) -> bool:
+        worse = False
+        for ahead, ours in zip((False, True), self._ours, strict=True):
+            theirs = self._losses(fragments, ahead)
+            more = [their - our for their, our in zip(theirs, ours, strict=True)]
+            error = ERRORS * stdev(more) / len(more) ** 0.5 if len(more) > 1 else 0.0
+            self.words = self.words or f"loss {fmean(theirs):.4f}, ours {fmean(ours):.4f}"
+            worse = worse or not fmean(more) <= max(self.allowed, error)  # of NaN it is worse, too
+        return worse
+
+    def _losses(self, theirs: Collection[int], ahead: bool) -> list[float]:
+        with torch.no_grad():
+            for layout in self._layouts:
+                name = f"{'theirs' if layout.index in theirs else 'ours'}.{layout.index}"
+                theta = self._state(f"{name}.theta")
+                if ahead:
+                    theta = theta.sub(self._state(f"{name}.momentum"), alpha=self._step)
+                scatter(theta, layout, self._parameters)
+        return self._losses_now()
+
+    def _losses_now(self) -> list[float]:
+        self._measured += 1
+        return [evaluate(self._task, self._model, part, precision="fp32").loss for part in self._parts]
+
+
+def tried(order: TryStates) -> StatesTried:
+    """Try the states in the order's file.
+
+    Raises:
+        UserError: device or data cannot be used, or nothing is held out.
+    """
+    options, manifest = order.options, order.manifest
+    path = options.tokenizer_path
+    task = task_of(manifest, None if path is None else read_tokenizer(path))
+    constants = {}
+    if options.initial_path is not None:
+        constants = load_constants(options.initial_path, constants_of(manifest.model))
+    data = task.load_data(None if options.data_path is None else str(options.data_path))
+    batch = heldout_batch(task, data.heldout, options.evaluation_tokens)
+    count = len(batch[0])
+    if not count:
+        raise UserError("no samples are held out here")
+    parts = min(PARTS, count)
+    cuts = [count * place // parts for place in range(parts + 1)]
+    batches = [tuple(column[a:b] for column in batch) for a, b in itertools.pairwise(cuts)]
+    layouts = plan_fragments(task.specs(), manifest.sync.fragments)
+    states = safetensors.safe_open(order.path, framework="pt")  # one at a time: all are four models
+    for device in dict.fromkeys((choose_device(options.device), torch.device("cpu"))):
+        configure_torch(device, options.threads)
+        try:
+            model = instance_of(task, constants).to(device)
+            found = Comparison(task, model, layouts, batches, states.get_tensor)
+            passed = found.passing(order.fragments)
+        except (RuntimeError, MemoryError) as error:
+            if device.type == "cpu" or not out_of_memory(error):
+                raise
+            continue  # a learner may have it
+        return StatesTried(tuple(passed), f"{found.words}, at most {found.allowed:.4f} more")
+    raise UserError("there is too little memory for a second model")
+
+
+def main() -> int:
+    """Try what comes, and answer."""
+    sock = socket.socket(fileno=os.dup(0))
+    end_with(sock)
+    deframer, bodies = Deframer(), list[bytes]()
+    while not bodies:
+        data = sock.recv(1 << 16)
+        if not data:
+            return 1
+        bodies = deframer.feed(data)
+    order = decode_command(bodies[0])
+    invariant(isinstance(order, TryStates), "a trial begins with another command")
+    assert isinstance(order, TryStates)
+    os.nice(order.options.niceness)
+    answer: LearnerEvent
+    try:
+        answer = tried(order)
+    except P2PDilocoError as error:
+        answer = Failed(str(error)[:4096])
+    except BaseException as error:  # noqa: BLE001 (the end of the process: reported, not swallowed)
+        traceback.print_exc()
+        answer = Failed(f"{type(error).__name__}: {error}"[:4096])
+    sock.sendall(frame(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
