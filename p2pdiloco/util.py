@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import Any, Generic, TypeVar, dataclass_transform
+from typing import Any, Generic, TextIO, TypeVar, dataclass_transform
 
 import msgspec
 from msgspec import Struct, field
@@ -190,12 +190,13 @@ def yield_memory() -> None:
         score.write_text(str(max(YIELDING, int(score.read_text()))))
 
 
-def end_with(sock: socket.socket) -> None:
-    """End this process as soon as the other end of the socket is closed, whatever it is doing."""
+def end_with(sock: socket.socket | TextIO) -> None:
+    """End this process as soon as the other end of the socket, or the pipe, is closed, whatever it is
+    doing."""
     threading.Thread(target=_watch, args=(sock,), name="lifeline", daemon=True).start()
 
 
-def _watch(sock: socket.socket) -> None:
+def _watch(sock: socket.socket | TextIO) -> None:
     hang_up = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
     poll = select.poll()
     poll.register(sock.fileno(), hang_up)

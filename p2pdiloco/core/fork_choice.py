@@ -8,7 +8,6 @@ Rules: docs/protocol/trust.md, sections 4 and 5.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Annotated
@@ -197,7 +196,7 @@ class ForkChoice:
         tries = not self.begins and self._chain.head.number and self._chain.marks.places > TRUSTED_PLACES
         return bool(tries) and not self._has_most(version)
 
-    def standing_on(self, version: Head) -> AbstractSet[str]:
+    def standing_on(self, version: Head) -> set[str]:
         """List who stands on that version, or names it."""
         return {*self._stances.on(version), *self.holders(version.digest)}
 
@@ -298,7 +297,7 @@ class ForkChoice:
         """Count who stands on our head, or on one of its ancestors that we know: these may come here."""
         newest = {peer: self._shared.view.head(peer, self._context.index) for peer in voices}
         here = {peer for peer, named in newest.items() if named is not None and self._has(named)}
-        here.update(peer for peer in voices if peer in self._stances.on(head))
+        here |= self._stances.on(head).intersection(voices)
         return len(here) + (self._shared.me in voices)
 
     def _has_heard(self, now: float) -> bool:
@@ -379,8 +378,6 @@ class ForkChoice:
         are not known, so others may still stand on those."""
         if copied:
             self._since_s, self.apart = math.inf, False
-        if self.begins:
-            self._guidance.progressed(now)
         for peer in [p for p, h in self._named.items() if self._chain.knows(h.number, h.digest)]:
             sure = peer not in self._unsure and self.counts(peer)
             self.verified = self.verified or (sure and not self.begins)
@@ -403,40 +400,25 @@ class Stances:
     """
 
     def __init__(self) -> None:
-        self._heads: dict[str, deque[Head]] = {}
-        self._on: dict[Head, set[str]] = {}
-        """Members that stand on each head."""
+        self._heads: dict[str, tuple[Head, ...]] = {}
 
     def named(self, peer: str, head: Head) -> bool:
         """Note the head of a member. Tell whether that is news."""
-        heads = self._heads.setdefault(peer, deque())
+        heads = self.of(peer)
         if heads and heads[-1] == head:
             return False
-        if heads and head.weight < heads[-1].weight:
-            for left in set(heads):
-                self._leaves(peer, left)
-            heads.clear()
-        heads.append(head)
-        self._on.setdefault(head, set()).add(peer)
-        if len(heads) > STOOD_ON and (left := heads.popleft()) not in heads:
-            self._leaves(peer, left)
+        crosses = bool(heads) and head.weight < heads[-1].weight
+        self._heads[peer] = (head,) if crosses else (*heads, head)[-STOOD_ON:]
         return True
 
     def gone(self, peer: str) -> None:
         """Forget a member."""
-        for head in set(self._heads.pop(peer, ())):
-            self._leaves(peer, head)
+        self._heads.pop(peer, None)
 
-    def of(self, peer: str) -> Sequence[Head]:
+    def of(self, peer: str) -> tuple[Head, ...]:
         """List the heads on which that member stands, the newest last."""
         return self._heads.get(peer, ())
 
-    def on(self, head: Head) -> AbstractSet[str]:
+    def on(self, head: Head) -> frozenset[str]:
         """List who stands on that head."""
-        return self._on.get(head, frozenset())
-
-    def _leaves(self, peer: str, head: Head) -> None:
-        on = self._on[head]
-        on.discard(peer)
-        if not on:
-            del self._on[head]
+        return frozenset(peer for peer, heads in self._heads.items() if head in heads)

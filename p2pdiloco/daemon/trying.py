@@ -7,9 +7,8 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import sys
-from asyncio.subprocess import DEVNULL, Process
+from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -44,7 +43,7 @@ class Trying:
 
     async def tried(self, effect: ev.TryStates) -> ev.Tried | ev.Undone:
         """Try the states in the spare copies of these fragments."""
-        order = ch.TryStates(self._manifest, self._options, effect.fragments, self._path)
+        order = ch.TryOrder(self._manifest, self._options, effect.fragments, self._path)
         try:
             await self._compute.run(self._write, effect.fragments)
             async with asyncio.timeout(ANSWER_S):
@@ -56,8 +55,9 @@ class Trying:
             self._path.unlink(missing_ok=True)
         if isinstance(answer, ch.StatesTried):
             return ev.Tried(answer.passed, answer.words)
-        logger.warning("states of others cannot be tried: %s", answer.reason)
-        return ev.Undone(answer.reason)
+        reason = answer.reason if isinstance(answer, ch.Failed) else "no answer"
+        logger.warning("states of others cannot be tried: %s", reason)
+        return ev.Undone(reason)
 
     def _write(self, fragments: Sequence[int]) -> None:
         """Raises: StorageError."""
@@ -82,42 +82,22 @@ def states_of(vault: Vault, fragments: Sequence[int]) -> dict[str, Any]:
     }
 
 
-async def _answer(order: ch.TryStates) -> ch.StatesTried | ch.Failed:
-    """Let the program answer. It ends with us, by the socket, and with this call."""
-    ours, theirs = socket.socketpair()
+async def _answer(order: ch.TryOrder) -> ch.LearnerEvent:
+    """Let the program answer. It ends with us, by its input, and with this call."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "p2pdiloco.learner.trial"),
+        stdin=PIPE,
+        stdout=PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
     try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "p2pdiloco.learner.trial"),
-            stdin=theirs.fileno(),
-            stdout=DEVNULL,
-            start_new_session=True,
-        )
-    except BaseException:
-        ours.close()
-        raise
+        process.stdin.write(ch.frame(order))
+        said = ch.Deframer().feed(await process.stdout.read(ch.MAX_FRAME_BYTES))
+        if not said:
+            raise ch.ChannelBroken("the program that tries them has ended")
+        return ch.decode_event(said[0])
     finally:
-        theirs.close()
-    try:
-        reader, writer = await asyncio.open_connection(sock=ours)
-        try:
-            writer.write(ch.frame(order))
-            size = int.from_bytes(await reader.readexactly(4), "big")
-            if size > ch.MAX_FRAME_BYTES:
-                raise ch.ChannelBroken(f"a frame of {size} bytes")
-            answer = ch.decode_event(await reader.readexactly(size))
-        except asyncio.IncompleteReadError:
-            raise ch.ChannelBroken("the program that tries them has ended") from None
-        finally:
-            writer.close()
-    finally:
-        await _end(process)
-    if not isinstance(answer, ch.StatesTried | ch.Failed):
-        raise ch.ChannelBroken(f"not an answer: {type(answer).__name__}")
-    return answer
-
-
-async def _end(process: Process) -> None:
-    if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
+        await process.wait()

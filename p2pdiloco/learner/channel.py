@@ -216,7 +216,7 @@ class Stop(Command):
     save_path: Path | None = None
 
 
-class TryStates(Command):
+class TryOrder(Command):
     """Order to a program of its own (`learner.trial`): measure others' states in the file beside ours.
     `StatesTried`; `Failed`."""
 
@@ -228,7 +228,7 @@ class TryStates(Command):
 
 AnyCommand = (
     Start
-    | TryStates
+    | TryOrder
     | Install
     | CopyOut
     | FreeSlot

@@ -1,7 +1,7 @@
 """Program that tries states of others on this node's held-out data: `python -m p2pdiloco.learner.trial`.
 
-Its input is a socket: `TryStates` comes in, `StatesTried` or `Failed` goes out. It is a process of its own,
-as no learner runs before a node is a full member, and it ends with the daemon.
+`TryOrder` comes in, `StatesTried` or `Failed` goes out. It is a process of its own, as no learner runs
+before a node is a full member, and it ends when its input does.
 
 Rules: docs/protocol/trust.md, section 4.
 """
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
 import sys
-import traceback
 from collections.abc import Callable, Collection, Sequence
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
@@ -21,13 +19,13 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from p2pdiloco.errors import P2PDilocoError, UserError, invariant
+from p2pdiloco.errors import P2PDilocoError, UserError
 from p2pdiloco.learner.channel import (
     Deframer,
     Failed,
     LearnerEvent,
     StatesTried,
-    TryStates,
+    TryOrder,
     decode_command,
     frame,
 )
@@ -55,7 +53,7 @@ MOST_MEASURED = 64
 """Measurements of one trial at most: what has not passed by then fails."""
 
 
-class Comparison:
+class LossComparison:
     """Comparison of others' states with ours on the same held-out samples, in fp32.
 
     Each is measured twice: as it is, and a step on, where its momentum alone leads.
@@ -128,7 +126,7 @@ class Comparison:
         return [evaluate(self._task, self._model, part, precision="fp32").loss for part in self._parts]
 
 
-def tried(order: TryStates) -> StatesTried:
+def tried(order: TryOrder) -> StatesTried:
     """Try the states in the order's file.
 
     Raises:
@@ -154,7 +152,7 @@ def tried(order: TryStates) -> StatesTried:
         configure_torch(device, options.threads)
         try:
             model = instance_of(task, constants).to(device)
-            found = Comparison(task, model, layouts, batches, states.get_tensor)
+            found = LossComparison(task, model, layouts, batches, states.get_tensor)
             passed = found.passing(order.fragments)
         except (RuntimeError, MemoryError) as error:
             if device.type == "cpu" or not out_of_memory(error):
@@ -166,27 +164,19 @@ def tried(order: TryStates) -> StatesTried:
 
 def main() -> int:
     """Try what comes, and answer."""
-    sock = socket.socket(fileno=os.dup(0))
-    end_with(sock)
+    end_with(sys.stdin)
     deframer, bodies = Deframer(), list[bytes]()
     while not bodies:
-        data = sock.recv(1 << 16)
-        if not data:
-            return 1
-        bodies = deframer.feed(data)
+        bodies = deframer.feed(os.read(sys.stdin.fileno(), 1 << 16))
     order = decode_command(bodies[0])
-    invariant(isinstance(order, TryStates), "a trial begins with another command")
-    assert isinstance(order, TryStates)
+    assert isinstance(order, TryOrder)
     os.nice(order.options.niceness)
     answer: LearnerEvent
     try:
         answer = tried(order)
     except P2PDilocoError as error:
         answer = Failed(str(error)[:4096])
-    except BaseException as error:  # noqa: BLE001 (the end of the process: reported, not swallowed)
-        traceback.print_exc()
-        answer = Failed(f"{type(error).__name__}: {error}"[:4096])
-    sock.sendall(frame(answer))
+    sys.stdout.buffer.write(frame(answer))
     return 0
 
 

@@ -217,7 +217,9 @@ MIXES["crowd"] = dataclasses.replace(MIXES["liars"], crash=0.1, perjurers=0, cro
 LEAST_CROWD, CROWD_S = 3, 30.0
 """Fewest identities of a crowd, and the time by which such worlds are longer: they need many versions."""
 MIXES["quiet"] = dataclasses.replace(MIXES["calm"], quiet=True)
-MOST_AWAKE = 3
+MOST_AWAKE, LAST_JOIN_S = 3, 10.0
+"""Most that are awake in a quiet hour, and time by which all are here: who begins with nothing beside liars
+alone has nobody else's word."""
 OLD_WEATHERS = "churn", "datacentre", "partition", "storm"
 CROSSING_S = 0.02
 DRAWN = tuple(sorted(name for name, mix in MIXES.items() if not (mix.strangers or mix.lies)))
@@ -384,6 +386,7 @@ def draw_quiet(plan: WorldPlan) -> WorldPlan:
     return dataclasses.replace(
         plan,
         faults=False,
+        joins_s=tuple(min(at_s, LAST_JOIN_S) for at_s in plan.joins_s),
         crowd=CrowdKind.FORGES if liars else None,
         seated_riders=tuple(awake[len(awake) - liars :]),
         crowd_from_s=sleeps_s + 5.0,

@@ -294,7 +294,7 @@ def test_what_is_remembered_of_members_is_bounded() -> None:
         for peer in PEERS:
             heads.heard(peer, version.header.head(), True, False, solo.now)
         heads.look(solo.now)
-    assert len(heads._supported) <= MAX_SUPPORTED and len(heads._stances._on) == STOOD_ON
+    assert len(heads._supported) <= MAX_SUPPORTED and len(heads._stances.of("p1")) == STOOD_ON
     for peer in PEERS:
         heads.gone(peer)
-    assert not heads._stances._on and not heads._stances._heads
+    assert not heads._stances._heads
