@@ -511,6 +511,8 @@ class Joining:
         if any(f.follower.heads.waits for f in self._fragments):
             here, of = len(view.confirmed(now)), len(self._shared.guidance.witnesses)
             return f"one of the {of} members that the run's owner vouched for; {here} others are here"
+        if any(f.follower.held for f in self._fragments):
+            return "the members' states to be tried on this node's data"
         if self._believed(now):
             return "the state of the members"
         if self.saved:

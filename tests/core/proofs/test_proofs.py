@@ -456,6 +456,17 @@ def test_whoever_made_something_false_is_not_told_of_copied_folders() -> None:
 # An honest syncer never makes two versions of one parent in one term.
 
 
+def test_whose_chain_has_a_later_term_makes_no_version_of_an_earlier_one() -> None:
+    """Nobody could take it."""
+    solo = syncer()
+    one_round(solo, "p1", "p2")
+    later = child(branch(0)[0].header, "p1", ("p1",), solo.fragment.office.term + 3)
+    solo.fragment.chain.replace(later, table(later), yields=True)
+    effects = solo.offer("p1", 30) + solo.offer("p2", 31) + solo.wait(1.0)
+    assert not found(effects, ev.Merge) and not solo.fragment.office.holding
+    assert "laid down: our chain has a version of a later term" in reasons(effects, "office")
+
+
 def test_who_went_back_to_a_lighter_chain_lays_the_office_down_before_it_makes_the_version_again() -> None:
     solo = syncer()
     first = branch(0)[0]

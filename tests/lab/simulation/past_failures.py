@@ -102,4 +102,5 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         None,
         "contributions of those that were to have a seat left no room for the only seat's in its own inbox",
     ),
+    (501, "partition", None, "a holder on whose chain a later term was made versions that nobody could take"),
 )
