@@ -233,7 +233,7 @@ class LearnerHost:
                 self._process.send_signal(number)
 
     async def _spawn(self, channel_fd: int) -> Process:
-        log = _open_log(self._log_path)
+        log = open_log(self._log_path)
         self._log_bytes = os.fstat(log).st_size
         self._memory_kills = memory_kills()
         try:
@@ -344,7 +344,8 @@ def _environment() -> dict[str, str]:
     return dict(os.environ) if is_chosen else os.environ | ENVIRONMENT
 
 
-def _open_log(path: Path) -> int:
+def open_log(path: Path) -> int:
+    """Open the log of a learner's programs; one that has grown large begins anew. Raises: StorageError."""
     try:
         clear_folder_at(path)
         grown = path.exists() and path.stat().st_size > MAX_LOG_BYTES

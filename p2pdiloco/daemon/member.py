@@ -302,7 +302,13 @@ class Member:
             committing=self.committing,
             durable=held.durable,
             loss_auditing=self._loss_auditing(),
-            trying=Trying(compute, held.store.folder, self.run.manifest, self._learner_options()),
+            trying=Trying(
+                compute,
+                held.store.folder,
+                self.run.manifest,
+                self._learner_options(),
+                self._data_dir / "learner.log",
+            ),
             record=self.diary.on_record,
         )
         self.runner = Runner(self.core, self.post, self.background, executors)

@@ -17,6 +17,7 @@ from typing import Any
 from p2pdiloco.adapters.result_file import save_tensors
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.daemon.learner_host import open_log
 from p2pdiloco.daemon.payloads import Compute
 from p2pdiloco.errors import P2PDilocoError, StorageError
 from p2pdiloco.learner import channel as ch
@@ -35,10 +36,10 @@ class Trying:
     """Trying of others' states beside ours, on this node's held-out data. The core asks for one at a time."""
 
     def __init__(
-        self, compute: Compute, folder: Path, manifest: Manifest, options: ch.LearnerOptions
+        self, compute: Compute, folder: Path, manifest: Manifest, options: ch.LearnerOptions, log: Path
     ) -> None:
         """`folder`: of the run's data, where the program finds the file."""
-        self._compute, self._manifest, self._options = compute, manifest, options
+        self._compute, self._manifest, self._options, self._log = compute, manifest, options, log
         self._path = folder / FILE
 
     async def tried(self, effect: ev.TryStates) -> ev.Tried | ev.Undone:
@@ -47,7 +48,7 @@ class Trying:
         try:
             await self._compute.run(self._write, effect.fragments)
             async with asyncio.timeout(ANSWER_S):
-                answer = await _answer(order)
+                answer = await _answer(order, self._log)
         except (P2PDilocoError, OSError, TimeoutError) as error:
             logger.warning("states of others cannot be tried: %s", error or "no answer in time")
             return ev.Undone(str(error) or "no answer in time")
@@ -82,21 +83,24 @@ def states_of(vault: Vault, fragments: Sequence[int]) -> dict[str, Any]:
     }
 
 
-async def _answer(order: ch.TryOrder) -> ch.LearnerEvent:
-    """Let the program answer. It ends with us, by its input, and with this call."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "p2pdiloco.learner.trial"),
-        stdin=PIPE,
-        stdout=PIPE,
-        start_new_session=True,
-    )
+async def _answer(order: ch.TryOrder, log: Path) -> ch.LearnerEvent:
+    """Let the program answer; what it says otherwise goes to the log. It ends with us, by its input, and with
+    this call."""
+    with os.fdopen(open_log(log), "wb") as said:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "p2pdiloco.learner.trial"),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=said,
+            start_new_session=True,
+        )
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(ch.frame(order))
-        said = ch.Deframer().feed(await process.stdout.read(ch.MAX_FRAME_BYTES))
-        if not said:
-            raise ch.ChannelBroken("the program that tries them has ended")
-        return ch.decode_event(said[0])
+        size = int.from_bytes(await process.stdout.readexactly(4), "big")
+        return ch.decode_event(await process.stdout.readexactly(min(size, ch.MAX_FRAME_BYTES)))
+    except asyncio.IncompleteReadError:
+        raise ch.ChannelBroken(f"the program that tries them has ended: see {log}") from None
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

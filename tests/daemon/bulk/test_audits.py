@@ -73,6 +73,7 @@ async def test_the_runner_carries_out_what_the_core_asks_for(town: AuditTown) ->
         "transfers": node.transfers,
         "merging": node.merging,
         "loss_auditing": SimpleNamespace(audit=None),
+        "trying": SimpleNamespace(tried=None),
     }
     runner = Runner(core, post, background, Executors(**hands))
     post.put(ev.Tick())

@@ -117,6 +117,7 @@ class Node:
             merging=Merging(self.compute, self.tickets, post),
             record=lambda record: None,
             loss_auditing=SimpleNamespace(audit=None),  # type: ignore[arg-type]
+            trying=SimpleNamespace(tried=None),  # type: ignore[arg-type]
             **dict.fromkeys(UNUSED),  # type: ignore[arg-type]
         )
         self.runner = Runner(self.core, self.post, self.background, hands)  # type: ignore[arg-type]

@@ -71,9 +71,11 @@ def node(trained: list[Tensor], tmp_path: Path) -> Iterator[Any]:
         return work(*args)
 
     compute: Any = SimpleNamespace(vault=vault, run=run)
-    one = Trying(compute, tmp_path, MICRO, LearnerOptions(peer="x", device="cpu", threads=1))
+    (tmp_path / "runs").mkdir()
+    options, log = LearnerOptions(peer="x", device="cpu", threads=1), tmp_path / "learner.log"
+    one = Trying(compute, tmp_path / "runs", MICRO, options, log)
     yield SimpleNamespace(vault=vault, trying=one, all=ev.TryStates(tuple(range(len(trained)))))
-    assert not list(tmp_path.iterdir()), "nothing is left on the disk"
+    assert not list((tmp_path / "runs").iterdir()), "nothing is left on the disk"
 
 
 def noise(like: Tensor, scale: float) -> Tensor:
@@ -139,7 +141,8 @@ async def test_one_that_takes_too_long_or_dies_or_is_not_wanted_any_more_ends(
     task = asyncio.ensure_future(node.trying.tried(node.all))
     await until(programs)
     programs().pop().kill()
-    assert await task == ev.Undone("the program that tries them has ended")
+    found = await task
+    assert isinstance(found, ev.Undone) and "has ended: see" in found.reason
     monkeypatch.setattr(trying, "ANSWER_S", 0.01)
     assert await node.trying.tried(node.all) == ev.Undone("no answer in time")
     assert not programs()

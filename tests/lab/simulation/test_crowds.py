@@ -121,8 +121,9 @@ def test_the_rules_of_crowds_miss_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert world.crowd is not None
     with pytest.raises(Violation, match="counted"):
         world.crowd.check_tokens()
-    monkeypatch.setattr(ForkChoice, "counts", lambda self, peer: True)
+    monkeypatch.setattr(ForkChoice, "_is_wanted", lambda self, peer, head: self._is_heavier(head))
     monkeypatch.setattr(ForkChoice, "may_copy", lambda self, version, giver, now: True)
+    monkeypatch.setattr(ForkChoice, "must_be_tried", lambda self, version: False)
     world = world_of(CrowdKind.FORGES, "young", "open", riders=1)
     with pytest.raises(Violation, match="kept"):
         world.clock.run_until(YOUNG_S)
