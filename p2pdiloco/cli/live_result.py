@@ -1,9 +1,9 @@
 """The global parameters of a live run, and what the link to one of its peers carries.
 
-Somebody who only asks copies them from seats that the run's owner has named, and trusts each one: those come
-first whose version of a fragment most of them hold. Pieces come also from others that hold the same one, with
-the code by which newcomers copy (`bulk.states`). Signatures and digests decide what is taken. Fragments are
-of the versions that there are when it is their turn. `measured_link` is for `plan --join`.
+Somebody who only asks copies them from seats that the run's owner has named, and trusts each one. Every
+fragment comes from one that says that it holds the newest version, in pieces also from others that hold the
+same one, with the code by which newcomers copy (`bulk.states`). Signatures and digests decide what is taken.
+Fragments are of the versions that there are when it is their turn. `measured_link` is for `plan --join`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -274,14 +273,12 @@ class _ResultCopy:
         raise UserError(f"nobody gives fragment {fragment} of {self._run.name} ({why})", "try again")
 
     def _by_version(self, fragment: int) -> list[str]:
-        """Members, those first whose version of this fragment most of them hold, then those with the most
-        tokens; equals take turns."""
-        rows = [next(iter(report.fragments[fragment : fragment + 1]), None) for report in self._reports]
-        held = Counter(row.digest for row in rows if row is not None)
+        """Members, those with the most tokens in this fragment first; equals take turns."""
 
-        def rank(place: int) -> tuple[int, int, int]:
-            row, turn = rows[place], (place + fragment) % len(self._reports)
-            return (0, 0, turn) if row is None else (-held[row.digest], -row.tokens, turn)
+        def rank(place: int) -> tuple[int, int]:
+            rows = self._reports[place].fragments
+            tokens = rows[fragment].tokens if fragment < len(rows) else 0
+            return -tokens, (place + fragment) % len(self._reports)
 
         return [self._reports[place].answered_by for place in sorted(range(len(self._reports)), key=rank)]
 

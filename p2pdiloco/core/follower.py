@@ -106,10 +106,8 @@ class Follower:
         """Heads that members name, and which of them are followed."""
         self._doubts = Doubts()
         self._has_spare = False
-        self.held: tuple[SignedVersion, tuple[Watermark, ...]] | None = None
-        """State in the spare copy that is to be tried before it is taken, and its table."""
-        self._held_by: set[str] = set()
-        """Members that stood on it when it came."""
+        self.held: tuple[str, SignedVersion, tuple[Watermark, ...]] | None = None
+        """State in the spare copy that is to be tried before it is taken: its donor, version and table."""
         self._unproven = False
         """True: what is under way was named by nobody who counts, and is not here yet."""
         mine = hashlib.sha256(f"{context.shared.me}/{context.index}".encode()).digest()
@@ -195,8 +193,6 @@ class Follower:
         self._shared.out.record(
             "catchup", self._fragment, f"left alone: {VersionFault.UNSUPPORTED}", peer=peer
         )
-        if self.heads.wary:
-            self.heads.refuse((peer,), now)
 
     def _try_unproven(self, now: float) -> None:
         """Ask for one version of a chain that nobody who counts has named: its maker may count."""
@@ -209,8 +205,12 @@ class Follower:
             self._pull(FollowSignal.PULL_UPDATE, FetchUpdate(self._fragment, number, peer))
 
     def _pull(self, signal: FollowSignal, effect: FetchUpdate | FetchState) -> None:
-        self._machine.go(signal)
+        self._go(signal)
         self._shared.out.ask(effect, partial(self._fetched, effect.peer), self._fragment)
+
+    def _go(self, signal: FollowSignal) -> None:
+        self._machine.go(signal)
+        self._shared.guidance.asks(self._fragment, self.state is not FollowState.RESTING)
 
     def _take_spare(self) -> None:
         self._spare.take()
@@ -239,7 +239,7 @@ class Follower:
         self._retry_at_s = now if fault else now + retry_s
 
     def _done(self, now: float, ok: bool) -> None:
-        self._machine.go(FollowSignal.DONE)
+        self._go(FollowSignal.DONE)
         if self._has_spare:
             self._spare.free()
         self._has_spare = self._unproven = False
@@ -378,30 +378,31 @@ class Follower:
             shared.out.record("catchup", self._fragment, f"not taken: {fault}", peer=donor)
             self._disappointed(donor, not fault.innocent, now)
             return
-        self._doubts.drop(donor)
         head = version.header.head()
         if self.heads.must_be_tried(head):
-            self.held = version, table
-            self._held_by = {donor, *self.heads.standing_on(head)}
+            self.held = donor, version, table
             shared.out.record("catchup", self._fragment, f"tries version {head.number}", peer=donor)
             return
-        self._take(version, table, now)
+        self._take(donor, version, table, now)
 
-    def tried(self, taken: bool, now: float) -> None:
-        """Take in whether the state that is held is to be taken."""
+    def tried(self, passed: bool, now: float) -> None:
+        """Take in whether the state that is held is no worse than ours. Else its donor is left alone for a
+        while, longer each time."""
         held, self.held = self.held, None
         assert held is not None
-        version, table = held
-        if taken and self.heads.may_replace(version.header.head(), now):
-            self._take(version, table, now)
+        donor, version, table = held
+        if not passed:
+            self.heads.refuse(version.header.head())
+        fault = why_no_state(self._context, self.heads, version, table, donor, now)
+        if fault is None:
+            self._take(donor, version, table, now)
             return
         self._shared.out.put(DropSpare(self._fragment))
-        self._done(now, ok=False)
-        if not taken:
-            self.heads.refuse(self._held_by, now)
+        self._disappointed(donor, not passed, now)
 
-    def _take(self, version: SignedVersion, table: tuple[Watermark, ...], now: float) -> None:
+    def _take(self, donor: str, version: SignedVersion, table: tuple[Watermark, ...], now: float) -> None:
         shared = self._shared
+        self._doubts.drop(donor)
         after = next((m.stamp for m in table if m.learner == shared.me), Stamp(0, 0))
         merged_ticket, overwrite = self._own.would_merge(after)
         shared.out.put(CommitVersion(version, None, merged_ticket, table, after, overwrite))

@@ -8,7 +8,7 @@ Rules: docs/protocol/trust.md, sections 4 and 5.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Annotated
 
@@ -96,9 +96,8 @@ class ForkChoice:
         """Time since which our head has no support, and others name another."""
         self.apart = False
         """True: that was so for a while (`APART_S`), as of the last look."""
-        self._astray: set[str] = set()
-        """Members whose head goes on from a state that was worse than ours, until they name one of our
-        chain. Each counts as a voice, and supports nothing."""
+        self._refused: BoundedDict[bytes, None] = BoundedDict(MAX_SUPPORTED)
+        """Digests of versions whose states were worse than ours."""
         self._basis: Basis | None = None
         self.begins = False
         """True: nothing of ours has been found to be the run's, as of the last look."""
@@ -129,6 +128,8 @@ class ForkChoice:
 
     def may_copy(self, version: Head, giver: str, now: float) -> bool:
         """Tell whether the state of that version may be copied."""
+        if version.digest in self._refused:
+            return False
         followed = self.may_follow(giver, version, now)
         return followed if self.begins else version in self._supported or version in self._chosen
 
@@ -196,10 +197,6 @@ class ForkChoice:
         tries = not self.begins and self._chain.head.number and self._chain.marks.places > TRUSTED_PLACES
         return bool(tries) and not self._has_most(version)
 
-    def standing_on(self, version: Head) -> set[str]:
-        """List who stands on that version, or names it."""
-        return {*self._stances.on(version), *self.holders(version.digest)}
-
     def _has_most(self, version: Head) -> bool:
         seats = self._chain.marks.seats
         return 2 * len(seats.intersection(self._stances.on(version))) > len(seats)
@@ -226,8 +223,9 @@ class ForkChoice:
         named = {
             peer: head
             for peer, head in self._named.items()
-            if head.digest not in self._context.false_states and not self._has(head)
-            if peer not in self._astray or self._has_most(head)
+            if head.digest not in self._context.false_states
+            and head.digest not in self._refused
+            and not self._has(head)
         }
         self._look_at_support(set(named.values()), now)
         self.wanted = {peer: head for peer, head in named.items() if self._is_wanted(peer, head)}
@@ -256,7 +254,7 @@ class ForkChoice:
     def _look_at_support(self, named: set[Head], now: float) -> None:
         """Find which heads have support, ours among them."""
         voices = self.voices(now)
-        counted, few = frozenset(voices).difference(self._astray), len(voices) < FEWEST
+        counted, few = frozenset(voices), len(voices) < FEWEST
         if self._few and not few:
             self._supported.clear()  # those few may have been liars
         self._few = few
@@ -268,7 +266,6 @@ class ForkChoice:
             return
         on = {head: len(counted.intersection(self._stances.on(head))) for head in named}
         backed = [head for head in named if self._has_support(on[head], voices)]
-        backed += [head for head in named if self._astray and self._has_most(head)]
         if self._has_heard(now):
             for head in backed:
                 self._supported[head] = on[head]
@@ -294,10 +291,11 @@ class ForkChoice:
         return self._derived.of("here", self._count_here, voices, self._chain.head, self._news)
 
     def _count_here(self, voices: Sequence[str], head: Head, _news: object) -> int:
-        """Count who stands on our head, or on one of its ancestors that we know: these may come here."""
+        """Count who stands on our head: who has it, or went on from it, or has an ancestor that we know."""
         newest = {peer: self._shared.view.head(peer, self._context.index) for peer in voices}
         here = {peer for peer, named in newest.items() if named is not None and self._has(named)}
-        here |= self._stances.on(head).intersection(voices)
+        ahead = {peer for peer, named in newest.items() if named is not None and self._is_heavier(named)}
+        here |= ahead & self._stances.on(head)
         return len(here) + (self._shared.me in voices)
 
     def _has_heard(self, now: float) -> bool:
@@ -338,7 +336,6 @@ class ForkChoice:
             # Also who comes back with a heavier chain than any here is a full member: the others follow.
             self.verified = True
         if known:
-            self._astray.discard(peer)
             news = self._named.pop(peer, None) is not None
         else:
             news = news or self._named.get(peer) != head
@@ -353,21 +350,11 @@ class ForkChoice:
         self._news = object()
         self._named.pop(peer, None)
         self._unsure.discard(peer)
-        self._astray.discard(peer)
 
-    def refuse(self, peers: Iterable[str], now: float) -> None:
-        """Take in that the state of these was worse than ours. What we have stays, until most seats have
-        another: these support nothing else."""
-        self._astray.update(peers)
-        self._supported.clear()
-        self._chosen.clear()
+    def refuse(self, version: Head) -> None:
+        """Take in that the state of that version was worse than ours: what we have stays."""
+        self._refused[version.digest] = None
         self.verified = True
-        self.look(now)
-
-    @property
-    def wary(self) -> bool:
-        """True: some members' state was worse than ours, and others may have taken it."""
-        return bool(self._astray)
 
     def cannot_give(self, peer: str) -> None:
         """Forget what that peer named, until it names it again."""
@@ -378,6 +365,8 @@ class ForkChoice:
         are not known, so others may still stand on those."""
         if copied:
             self._since_s, self.apart = math.inf, False
+        if self.begins:
+            self._guidance.progressed(now)
         for peer in [p for p, h in self._named.items() if self._chain.knows(h.number, h.digest)]:
             sure = peer not in self._unsure and self.counts(peer)
             self.verified = self.verified or (sure and not self.begins)
@@ -392,9 +381,8 @@ STOOD_ON = 8
 class Stances:
     """Stances of the members whose heads are noted here.
 
-    A member stands on the last heads that it named: its newest one, and ancestors of that, as far as can be
-    seen: whoever goes over to a lighter head leaves all others. So members some versions apart count
-    together, and a liar that names a true head gives a forged one no voice.
+    A member stands on the last heads that it named: its newest one, and mostly ancestors of that. So members
+    some versions apart count together, and a liar that names a true head gives a forged one no voice.
 
     Rules: docs/protocol/trust.md, sections 4 and 5.
     """
@@ -407,8 +395,7 @@ class Stances:
         heads = self.of(peer)
         if heads and heads[-1] == head:
             return False
-        crosses = bool(heads) and head.weight < heads[-1].weight
-        self._heads[peer] = (head,) if crosses else (*heads, head)[-STOOD_ON:]
+        self._heads[peer] = (*heads, head)[-STOOD_ON:]
         return True
 
     def gone(self, peer: str) -> None:

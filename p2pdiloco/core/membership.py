@@ -32,6 +32,7 @@ from p2pdiloco.core.base import Shared
 from p2pdiloco.core.candidates import ranking
 from p2pdiloco.core.capacity import asked_bits_per_s
 from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.follower import FollowState
 from p2pdiloco.core.fork_choice import Grounds
 from p2pdiloco.core.fragment import Fragment
 
@@ -527,15 +528,15 @@ class Joining:
 
 
 TRY_WITHIN_S = 30.0
-"""Time for which a state that came waits for those of other fragments, to be tried with them."""
+"""Time for which a state that came waits for those of other fragments that are not on their way yet."""
 
 
 class Trial:
     """Trial of states that others gave, on this node's own data, before they are taken.
 
-    They are tried together: parts of one model, they are of one time. What passes is taken. What is worse
-    than ours is not, nor what else those members have (`ForkChoice.refuse`): we go on from ours. Where
-    nothing can be measured, they are taken.
+    All that are on their way are tried together, and taken or not together: parts of one model, they are of
+    one time, and beside older ones they are worse. If they are worse than ours, we go on from ours, and try
+    others' again later. Where nothing can be measured, they are taken.
 
     Rules: docs/protocol/trust.md, section 4.
     """
@@ -543,30 +544,30 @@ class Trial:
     def __init__(self, shared: Shared, fragments: tuple[Fragment, ...]) -> None:
         self._shared = shared
         self._fragments = fragments
-        self._since_s: float | None = None
+        self._since_s = math.inf
         """Time at which the first one came."""
         self._under_way = False
 
     def poll(self, now: float) -> None:
         """Begin, once all that are on their way are here."""
-        followers = [fragment.follower for fragment in self._fragments]
         held = tuple(f.index for f in self._fragments if f.follower.held)
         if self._under_way or not held:
             return
-        self._since_s = now if self._since_s is None else self._since_s
-        more = any(follower.held is None and follower.behind(now) for follower in followers)
-        if more and now < self._since_s + TRY_WITHIN_S:
-            return
-        self._under_way, self._since_s = True, None
-        self._shared.out.ask(TryStates(held), partial(self._over, held))
+        self._since_s = min(self._since_s, now)
+        others = [fragment.follower for fragment in self._fragments if not fragment.follower.held]
+        comes = any(follower.state is FollowState.COPYING for follower in others)
+        soon = any(follower.behind(now) for follower in others) and now < self._since_s + TRY_WITHIN_S
+        if not (comes or soon):
+            self._under_way, self._since_s = True, math.inf
+            self._shared.out.ask(TryStates(held), partial(self._over, held))
 
     def _over(self, held: tuple[int, ...], answer: Tried | Undone, now: float) -> None:
         self._under_way = False
-        passed = answer.passed if isinstance(answer, Tried) else held
-        words = answer.words if isinstance(answer, Tried) else f"taken untried: {answer.reason}"
-        self._shared.out.record("catchup", None, words, passed=len(passed), tried=len(held))
+        passed = isinstance(answer, Undone) or answer.passed
+        words = f"taken untried: {answer.reason}" if isinstance(answer, Undone) else answer.words
+        self._shared.out.record("catchup", None, words, passed=passed, tried=len(held))
         for index in held:
-            self._fragments[index].follower.tried(index in passed, now)
+            self._fragments[index].follower.tried(passed, now)
 
 
 GATHER_SHARE = 0.5

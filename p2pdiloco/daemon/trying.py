@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import shutil
 import signal
@@ -14,7 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from p2pdiloco.adapters.result_file import save_tensors
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon.learner_host import open_log
@@ -41,20 +44,28 @@ class Trying:
         """`folder`: of the run's data, where the program finds the file."""
         self._compute, self._manifest, self._options, self._log = compute, manifest, options, log
         self._path = folder / FILE
+        self._best: float | None = None
+        """Lowest loss of ours that was measured in this life."""
+        self._remove()  # of a node that was killed meanwhile
+
+    def _remove(self) -> None:
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
     async def tried(self, effect: ev.TryStates) -> ev.Tried | ev.Undone:
         """Try the states in the spare copies of these fragments."""
-        order = ch.TryOrder(self._manifest, self._options, effect.fragments, self._path)
+        order = ch.TryOrder(self._manifest, self._options, effect.fragments, self._path, self._best)
         try:
             await self._compute.run(self._write, effect.fragments)
             async with asyncio.timeout(ANSWER_S):
                 answer = await _answer(order, self._log)
-        except (P2PDilocoError, OSError, TimeoutError) as error:
+        except (P2PDilocoError, SafetensorError, OSError, TimeoutError) as error:
             logger.warning("states of others cannot be tried: %s", error or "no answer in time")
             return ev.Undone(str(error) or "no answer in time")
         finally:
-            self._path.unlink(missing_ok=True)
+            self._remove()
         if isinstance(answer, ch.StatesTried):
+            self._best = min(answer.ours, self._best or math.inf)
             return ev.Tried(answer.passed, answer.words)
         reason = answer.reason if isinstance(answer, ch.Failed) else "no answer"
         logger.warning("states of others cannot be tried: %s", reason)
@@ -64,10 +75,9 @@ class Trying:
         """Raises: StorageError."""
         states = states_of(self._compute.vault, fragments)
         size = sum(values.nbytes for values in states.values())
-        self._path.unlink(missing_ok=True)  # of a node that was killed meanwhile
         if shutil.disk_usage(self._path.parent).free < size + FREE_BYTES:
             raise StorageError(f"the disk has no room for {size} bytes of states")
-        save_tensors(self._path, states, {})
+        save_file(states, self._path)
 
 
 def states_of(vault: Vault, fragments: Sequence[int]) -> dict[str, Any]:

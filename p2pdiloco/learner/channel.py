@@ -224,6 +224,8 @@ class TryOrder(Command):
     options: LearnerOptions
     fragments: tuple[int, ...]
     path: Path
+    best: float | None = None
+    """Lowest loss of ours that earlier trials measured."""
 
 
 AnyCommand = (
@@ -367,9 +369,12 @@ class Appraised(LearnerEvent):
 
 
 class StatesTried(LearnerEvent):
-    """Fragments whose states in the file are no worse than ours."""
+    """Outcome of a `TryOrder`."""
 
-    passed: tuple[int, ...]
+    passed: bool
+    """True: others' states in the file are no worse than ours."""
+    ours: float
+    """Held-out loss of ours."""
     words: Text
     """Losses, for people."""
 

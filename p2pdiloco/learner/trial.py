@@ -12,6 +12,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from math import isfinite
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Task, constants_of
 from p2pdiloco.tasks.tokens import read_tokenizer
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments, scatter
-from p2pdiloco.util import end_with
+from p2pdiloco.util import end_with, yield_memory
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
@@ -47,10 +48,10 @@ PARTS = 8
 SAME_DATA_SHARE, OWN_DATA_SHARE = 0.05, 0.5
 """Share of what was learned that a state may be worse by: where all read the same data, and where each brings
 its own, on which others' work is not always good."""
+LEAST_SHARE = 0.01
+"""Share of our loss that it may be worse by, whatever was learned, as far as the parts differ (`ERRORS`)."""
 ERRORS = 2.0
-"""Standard errors by which it may be worse, whatever was learned."""
-MOST_MEASURED = 64
-"""Measurements of one trial at most: what has not passed by then fails."""
+"""Standard errors that count."""
 
 
 class LossComparison:
@@ -74,42 +75,40 @@ class LossComparison:
         outer = task.manifest.outer
         self._step = outer.learning_rate * outer.momentum
         self._parameters = named_parameters(model)
-        self._measured = 0
         self._ours = [self._losses((), ahead) for ahead in (False, True)]
+        self.ours = fmean(self._ours[0])
         share = SAME_DATA_SHARE if task.manifest.data.source in ("embedded", "hub") else OWN_DATA_SHARE
         self.allowed = share * self._learned()
         """Loss by which others' states may be above ours."""
-        self.words = ""
-        """Losses of all that was tried together, for people."""
 
-    def passing(self, fragments: Sequence[int]) -> list[int]:
-        """Find those of these fragments whose states are no worse: all together, else those of each half."""
-        if not fragments or self._measured >= MOST_MEASURED:
-            return []
-        worse = self._is_worse(fragments)
-        if not worse or len(fragments) == 1:
-            return [] if worse else [*fragments]
-        half = len(fragments) // 2
-        return self.passing(fragments[:half]) + self.passing(fragments[half:])
+    def passes(self, fragments: Sequence[int], best: float | None) -> tuple[bool, str]:
+        """Tell whether others' states of these fragments are no worse than ours, together. What ours was
+        once, by `best`, counts: else a little could be lost each time. Also returns the losses, as words."""
+        words, passed = "", True
+        lost = max(0.0, self.ours - best) if best is not None else 0.0
+        for ahead, ours in zip((False, True), self._ours, strict=True):
+            theirs = self._losses(fragments, ahead)
+            if not all(map(isfinite, theirs)):
+                return False, f"loss not finite, ours {self.ours:.4f}"
+            words = (
+                words or f"loss {fmean(theirs):.4f}, ours {self.ours:.4f}, at most {self.allowed:.4f} more"
+            )
+            if not all(map(isfinite, ours)):
+                continue  # anything is better
+            more = [their - our for their, our in zip(theirs, ours, strict=True)]
+            error = ERRORS * stdev(more) / len(more) ** 0.5 if len(more) > 1 else 0.0
+            allowed = max(self.allowed, min(error, LEAST_SHARE * fmean(ours)))
+            passed = passed and fmean(more) <= max(0.0, allowed - lost)
+        return passed, words
 
     def _learned(self) -> float:
-        """Compute by how much ours is better than version 0; 0 where that is not known."""
+        """Compute by how much ours is better than version 0; our loss itself where that was given."""
         if self._task.manifest.run.initial:
-            return 0.0
+            return self.ours
         with torch.no_grad():
             for name, value in self._task.initial_parameters().items():
                 self._parameters[name].copy_(value)
-        return max(0.0, fmean(self._losses_now()) - fmean(self._ours[0]))
-
-    def _is_worse(self, fragments: Sequence[int]) -> bool:
-        worse = False
-        for ahead, ours in zip((False, True), self._ours, strict=True):
-            theirs = self._losses(fragments, ahead)
-            more = [their - our for their, our in zip(theirs, ours, strict=True)]
-            error = ERRORS * stdev(more) / len(more) ** 0.5 if len(more) > 1 else 0.0
-            self.words = self.words or f"loss {fmean(theirs):.4f}, ours {fmean(ours):.4f}"
-            worse = worse or not fmean(more) <= max(self.allowed, error)  # of NaN it is worse, too
-        return worse
+        return max(0.0, fmean(self._losses_now()) - self.ours)
 
     def _losses(self, theirs: Collection[int], ahead: bool) -> list[float]:
         with torch.no_grad():
@@ -122,7 +121,6 @@ class LossComparison:
         return self._losses_now()
 
     def _losses_now(self) -> list[float]:
-        self._measured += 1
         return [evaluate(self._task, self._model, part, precision="fp32").loss for part in self._parts]
 
 
@@ -153,17 +151,18 @@ def tried(order: TryOrder) -> StatesTried:
         try:
             model = instance_of(task, constants).to(device)
             found = LossComparison(task, model, layouts, batches, states.get_tensor)
-            passed = found.passing(order.fragments)
+            passed, words = found.passes(order.fragments, order.best)
         except (RuntimeError, MemoryError) as error:
             if device.type == "cpu" or not out_of_memory(error):
                 raise
             continue  # a learner may have it
-        return StatesTried(tuple(passed), f"{found.words}, at most {found.allowed:.4f} more")
+        return StatesTried(passed, found.ours, words)
     raise UserError("there is too little memory for a second model")
 
 
 def main() -> int:
     """Try what comes, and answer. What a task or a library prints goes elsewhere."""
+    yield_memory()
     end_with(sys.stdin)
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -74,6 +74,9 @@ MAX_FAILURES = 20
 """Merges of a fragment that may fail on one node within `FAILURES_S`: after each it pauses."""
 FAILURES_S = 10.0
 
+FALSELY_REFUSED = 0.1
+"""Share of honest states that are found worse than what a node has."""
+
 
 class Worker:
     """Carries out the effects that fill or take the spare copies, each after a while."""
@@ -336,11 +339,12 @@ class Worker:
         self._host.later(self._work_s(), answer, LossAudited())
 
     def try_states(self, effect: TryStates, answer: Answer) -> None:
-        """Measure states that others gave: those that were forged are worse."""
+        """Measure states that others gave: forged ones are worse, and now and then honest ones."""
         host = self._host
         forged = host.world.crowd.forged_states if host.world.crowd is not None else frozenset()
-        spares = {fragment: host.stores[fragment].spare for fragment in effect.fragments}
-        passed = tuple(f for f, spare in spares.items() if spare is not None and spare.digest not in forged)
+        spares = [host.stores[fragment].spare for fragment in effect.fragments]
+        sound = all(spare is not None and spare.digest not in forged for spare in spares)
+        passed = sound and host.world.auditing.random() >= FALSELY_REFUSED
         host.later(host.world.auditing.uniform(0.1, 2.0), answer, Tried(passed, "tried"))
 
     def fetch_state(self, effect: FetchState, answer: Answer) -> None:

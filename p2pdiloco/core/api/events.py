@@ -316,16 +316,16 @@ class StateFetched(Struct, frozen=True):
 
 class TryStates(Effect, frozen=True):
     """Measure on this node's held-out data whether what is in the spare copies of these fragments is worse
-    than its own states: all together, then parts of them. Answers: `Tried`; `Undone` (nothing can be measured
-    here)."""
+    than its own states, all together. Answers: `Tried`; `Undone` (nothing can be measured here)."""
 
     fragments: tuple[int, ...]
 
 
 class Tried(Struct, frozen=True):
-    """Fragments of which the state in the spare copy is no worse than our own."""
+    """Outcome of `TryStates`."""
 
-    passed: tuple[int, ...]
+    passed: bool
+    """True: they are no worse than ours."""
     words: str
     """Losses, for people."""
 

@@ -154,7 +154,7 @@ def test_of_many_sides_without_support_the_one_is_followed_on_which_most_stand()
     assert not found(effects + solo.wait(long_s - 1.0), ev.FetchState)
     (copy,) = found(solo.wait(2.0), ev.FetchState)
     effects = solo.answer(copy, ev.StateFetched(sides[0], table(sides[0]))) + solo.wait(1.0)
-    solo.answer(found(effects, ev.TryStates)[0], ev.Tried((0,), "no worse"))
+    solo.answer(found(effects, ev.TryStates)[0], ev.Tried(True, "no worse"))
     assert solo.head == sides[0].header.head()
 
 

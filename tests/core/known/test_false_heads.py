@@ -92,7 +92,7 @@ class States:
             here = self._arrived()
             effects = []
             for trial in trials:
-                effects += self._solo.answer(trial, ev.Tried(() if self._worse else trial.fragments, "tried"))
+                effects += self._solo.answer(trial, ev.Tried(not self._worse, "tried"))
             for pull in gone:
                 effects += self._solo.answer(pull, ev.FetchFailed(FetchFailure.GONE))
             for copy in here:
