@@ -149,10 +149,14 @@ _SHORTER: dict[str, Callable[[NDArray[np.float32]], NDArray[Any]]] = {"bf16": _b
 
 
 def save_tensors(
-    path: Path, parameters: Arrays, metadata: Mapping[str, str], dtypes: Mapping[str, Dtype] | None = None
+    path: Path,
+    parameters: Arrays,
+    metadata: Mapping[str, str],
+    dtypes: Mapping[str, Dtype] | None = None,
+    durable: bool = True,
 ) -> None:
     """Write a safetensors file of arrays, without a second copy of them. Those in `dtypes`, of fp32, are
-    written in a shorter type, to which they are rounded already.
+    written in a shorter type, to which they are rounded already. `durable`: on the disk once this returns.
 
     Raises: StorageError.
     """
@@ -170,7 +174,7 @@ def save_tensors(
         at += content.nbytes
     encoded = msgspec.json.encode(header)
     encoded += b" " * (-len(encoded) % 8)
-    Files().save(path, [len(encoded).to_bytes(8, "little") + encoded, *chunks], durable=True)
+    Files().save(path, [len(encoded).to_bytes(8, "little") + encoded, *chunks], durable=durable)
 
 
 def load_result_file(path: Path) -> ResultFile:

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from p2pdiloco.core.api.reasons import Basis
 from p2pdiloco.core.api.types import Count, Head
+from p2pdiloco.core.base import earliest
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.members import Derived
 from p2pdiloco.util import BoundedDict
@@ -141,9 +142,8 @@ class ForkChoice:
 
     def deadline(self) -> float | None:
         """Time at which our head will have had no support for a while, or for long; None: it has."""
-        waits = (APART_S, self._shared.timing.resume_alone_s)
-        due_s = (self._since_s + wait_s for wait_s in waits if self._since_s + wait_s > self._looked_s)
-        return next((at_s for at_s in due_s if at_s < math.inf), None)
+        due_s = (self._since_s + wait_s for wait_s in (APART_S, self._shared.timing.resume_alone_s))
+        return earliest(at_s for at_s in due_s if self._looked_s < at_s < math.inf)
 
     @property
     def waits(self) -> bool:

@@ -15,9 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
-
+from p2pdiloco.adapters.result_file import save_tensors
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon.learner_host import open_log
@@ -59,7 +57,7 @@ class Trying:
             await self._compute.run(self._write, effect.fragments)
             async with asyncio.timeout(ANSWER_S):
                 answer = await _answer(order, self._log)
-        except (P2PDilocoError, SafetensorError, OSError, TimeoutError) as error:
+        except (P2PDilocoError, OSError, TimeoutError) as error:
             logger.warning("states of others cannot be tried: %s", error or "no answer in time")
             return ev.Undone(str(error) or "no answer in time")
         finally:
@@ -77,7 +75,7 @@ class Trying:
         size = sum(values.nbytes for values in states.values())
         if shutil.disk_usage(self._path.parent).free < size + FREE_BYTES:
             raise StorageError(f"the disk has no room for {size} bytes of states")
-        save_file(states, self._path)
+        save_tensors(self._path, states, {}, durable=False)
 
 
 def states_of(vault: Vault, fragments: Sequence[int]) -> dict[str, Any]:
