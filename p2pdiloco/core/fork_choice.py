@@ -65,7 +65,7 @@ class ForkChoice:
     3. Where no head has support for long (`resume_alone_s`), the one is followed on which most stand, then
        the heaviest.
 
-    All members count the same voices, so all choose the same side, and no word is exchanged about it.
+    Those that hear each other count the same voices and choose the same side, without a word about it.
     """
 
     def __init__(self, context: FragmentContext) -> None:
@@ -129,7 +129,7 @@ class ForkChoice:
 
     def may_copy(self, version: Head, giver: str, now: float) -> bool:
         """Tell whether the state of that version may be copied."""
-        if version.digest in self._refused:
+        if self._is_refused(version):
             return False
         followed = self.may_follow(giver, version, now)
         return followed if self.begins else version in self._supported or version in self._chosen
@@ -197,6 +197,9 @@ class ForkChoice:
         tries = not self.begins and self._chain.head.number and self._chain.marks.places > TRUSTED_PLACES
         return bool(tries) and not self._has_most(version)
 
+    def _is_refused(self, version: Head) -> bool:
+        return version.digest in self._refused and not self._has_most(version)
+
     def _has_most(self, version: Head) -> bool:
         seats = self._chain.marks.seats
         return 2 * len(seats.intersection(self._stances.on(version))) > len(seats)
@@ -224,7 +227,7 @@ class ForkChoice:
             peer: head
             for peer, head in self._named.items()
             if head.digest not in self._context.false_states
-            and head.digest not in self._refused
+            and not self._is_refused(head)
             and not self._has(head)
         }
         self._look_at_support(set(named.values()), now)

@@ -88,6 +88,20 @@ def test_a_worse_one_is_not_taken_nor_fetched_again_and_another_of_its_donor_is_
     assert found(solo.answer(ev.TryStates, ev.Tried(True, "loss 2.0")), ev.CommitVersion)
 
 
+def test_one_that_was_worse_is_taken_once_most_seats_have_it() -> None:
+    """All rest, say, and no newer one comes."""
+    solo = node(TEN[1:7])
+    copied(solo, CHAIN[FAR])
+    solo.answer(ev.TryStates, ev.Tried(False, "loss 9.0"))
+    effects: list[ev.Effect] = []
+    for peer in TEN[5:7]:
+        solo.says[peer] = {"heads": (CHAIN[FAR].header.head(),)}
+        effects += solo.hear(peer)
+    copies = found(effects + solo.wait(60.0), ev.FetchState)
+    effects = solo.answer(copies[0], ev.StateFetched(CHAIN[FAR], table(CHAIN[FAR])))
+    assert found(effects, ev.CommitVersion) and not found(effects, ev.TryStates)
+
+
 def test_each_donor_of_a_worse_one_is_left_alone_for_ever_longer() -> None:
     solo, asked = node(), []
     later = branch(FAR + 40, learners=TEN, seats=TEN)
