@@ -18,7 +18,7 @@ from daemon_kit import Neighbourhood
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.config.settings import BootstrapSettings
-from p2pdiloco.daemon.learner_host import _open_log
+from p2pdiloco.daemon.learner_host import open_log
 from p2pdiloco.daemon.network import discovery
 from p2pdiloco.daemon.network.link import load_uplink
 from p2pdiloco.daemon.program import begin
@@ -223,7 +223,7 @@ def test_a_rotten_learner_state_is_set_aside(rot: Callable[[Path], None], tmp_pa
 
 def test_a_folder_where_the_learners_log_is_to_be(tmp_path: Path) -> None:
     folder(tmp_path / "learner.log")
-    os.close(_open_log(tmp_path / "learner.log"))
+    os.close(open_log(tmp_path / "learner.log"))
     assert (tmp_path / "learner.log.corrupt" / "within").exists()
 
 
