@@ -254,9 +254,14 @@ def test_a_dead_rank_a_dead_learner_and_a_dead_p2pd_are_replaced_in_place(tmp_pa
         learner = swarm.until(lambda: two.child("p2pdiloco.learner"), "its learner")
         (rank,) = learner.children()
         together("contributions of both")
-        status = swarm.command("status", "--join", one.address() or "", "--json")
-        members = {m["name"]: m for m in json.loads(status.stdout)["members"]}
-        assert sorted(members) == ["one", "two"] and all(m["learning"] for m in members.values())
+
+        def members() -> dict[str, Any]:
+            status = swarm.command("status", "--join", one.address() or "", "--json")
+            return {m["name"]: m for m in json.loads(status.stdout)["members"]}
+
+        # Names come by the presence records, which a busy machine reads later than it merges.
+        found = swarm.until(lambda: (m := members()).keys() == {"one", "two"} and m, "both by name")
+        assert all(member["learning"] for member in found.values())
         life = psutil.Process(two.pid).create_time()
         rank.kill()
         swarm.until(lambda: len(runs(two)) == 2, "the learner to run again")
