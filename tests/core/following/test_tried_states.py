@@ -182,7 +182,7 @@ def test_one_that_nobody_gives_keeps_the_other_for_a_while_only() -> None:
 
 
 def test_what_became_lighter_than_ours_meanwhile_is_not_taken() -> None:
-    """Who stood on it was apart from us, and is back."""
+    """Those members were apart from us, and are back."""
     solo = node()
     lighter = child(CHAIN[69].header, "p2", ("p2",))
     assert lighter.header.tokens < solo.head.tokens
