@@ -127,23 +127,18 @@ def test_what_loss_passes(
     assert found.passes((), best)[0] is passed and found.allowed == pytest.approx(0.05)
 
 
-async def test_where_there_is_no_data_nothing_can_be_tried_and_it_is_said(
-    node: Any, trained: list[Tensor], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("lacks", "reason"), [("data", "none are given"), ("room", "no room")])
+async def test_without_data_or_room_on_the_disk_nothing_is_tried_and_it_is_said(
+    node: Any, trained: list[Tensor], lacks: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(node.vault, 2, [(theta, theta) for theta in trained])
-    data = msgspec.structs.replace(MICRO.data, source="files")
-    monkeypatch.setattr(node.trying, "_manifest", msgspec.structs.replace(MICRO, data=data))
+    if lacks == "data":
+        data = msgspec.structs.replace(MICRO.data, source="files")
+        monkeypatch.setattr(node.trying, "_manifest", msgspec.structs.replace(MICRO, data=data))
+    else:
+        monkeypatch.setattr(trying.shutil, "disk_usage", lambda _path: Room(1, 1, trying.FREE_BYTES))
     found = await node.trying.tried(node.all)
-    assert isinstance(found, ev.Undone) and "none are given" in found.reason
-
-
-async def test_a_full_disk_is_left_alone(
-    node: Any, trained: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(node.vault, 2, [(theta, theta) for theta in trained])
-    monkeypatch.setattr(trying.shutil, "disk_usage", lambda _path: Room(1, 1, trying.FREE_BYTES))
-    found = await node.trying.tried(node.all)
-    assert isinstance(found, ev.Undone) and "no room" in found.reason
+    assert isinstance(found, ev.Undone) and reason in found.reason
 
 
 async def test_one_that_takes_too_long_or_dies_or_is_not_wanted_any_more_ends(
