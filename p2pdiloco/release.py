@@ -2,5 +2,5 @@
 
 VERSION = "0.3.0"
 
-WIRE_VERSION = 32
+WIRE_VERSION = 33
 """Version of the wire, raised when two builds can no longer read each other's messages or checkpoints."""

@@ -33,7 +33,7 @@ from msgspec import msgpack
 from numpy.typing import NDArray
 
 from p2pdiloco.adapters.data_dir import TEMP_SUFFIX, Files, load_proofs, save_proofs
-from p2pdiloco.core.api.events import VoteRecord
+from p2pdiloco.core.api.events import MILESTONES, VoteRecord
 from p2pdiloco.core.api.evidence import Evidence
 from p2pdiloco.core.api.types import WHOLE_RUN, Watermark
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
@@ -45,7 +45,7 @@ from p2pdiloco.util import DAMAGE, Action, Frozen, Say, Values, clear_folder_at,
 __all__ = ["RunStore", "SavedFragment", "run_folder", "signed_file", "signed_files"]
 
 SIGNED = "manifest.signed"
-KEPT_CHECKPOINTS = 2
+KEPT_MILESTONES = 2
 KEPT_CORRUPT = 2
 """Number of damaged files kept for every folder, for people to look at."""
 MAX_PROBLEMS = 100
@@ -220,7 +220,7 @@ class RunStore:
         self._files.save(path, content, durable=True)
         self.unsynced.forget_below(header.fragment, header.number + 1)
         older = sorted(number for number in self._numbers(folder, _CHECKPOINT) if number < header.number)
-        keep = {header.number, *older[len(older) - (KEPT_CHECKPOINTS - 1) :]}
+        keep = {header.number, *older[len(older) - (KEPT_MILESTONES - 1) :]}
         for number in self._numbers(folder, _CHECKPOINT) - keep:
             self._files.delete(folder / f"checkpoint-{number}.safetensors")
 
@@ -465,8 +465,8 @@ class VotesLog:
     A line is `<16 hex digits of SHA-256 of the JSON> <JSON of VoteRecord>` and a newline; without a group it
     is of the whole run. A vote counts once `save` has returned; forgetting one could let a node vote twice in
     a term, so sound lines outlive damage around them. Groups rotate: of every fragment the votes in the
-    `KEPT_GROUPS` groups voted in last are kept, which reaches many epochs back, and that of the whole run
-    always. `report` is told about damage that was found and contained.
+    `KEPT_GROUPS` groups voted in last are kept, which reaches many epochs back, and that of the whole run,
+    and what we attested, always. `report` is told about damage that was found and contained.
     """
 
     def __init__(self, path: Path, files: Files, report: Say) -> None:
@@ -564,7 +564,7 @@ def _note(votes: Votes, record: VoteRecord) -> None:
     key = (record.fragment, record.group)
     known = votes.pop(key, None)
     votes[key] = record if known is None or record.term > known.term else known
-    groups = [k for k in votes if k[0] == record.fragment and k[1] != WHOLE_RUN]
+    groups = [k for k in votes if k[0] == record.fragment and k[1] not in (WHOLE_RUN, MILESTONES)]
     for old in groups[: max(0, len(groups) - KEPT_GROUPS)]:
         del votes[old]
 

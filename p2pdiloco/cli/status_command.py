@@ -376,7 +376,9 @@ def _summary(report: StatusReport, names: dict[str, str]) -> Text:
     text = Text.assemble("run ", (clean(run), "bold"), f" {clean(report.run_id[:16])}\n")
     members = counted(report.members_total, "member")
     text.append(f"{members}, {len(report.fragments)} fragments, ")
-    text.append(f"versions {versions_text(report.fragments)}{groups_text(report.fragments)}\n")
+    text.append(f"versions {versions_text(report.fragments)}{groups_text(report.fragments)}")
+    final = min((row.final for row in report.fragments), default=0)
+    text.append(f", final up to {final}\n" if final else "\n")
     text.append(f"{count(report.run_tokens)} tokens merged in {count(report.run_versions)} versions, ")
     text.append(f"{count(sum(member.tokens_per_s for member in report.members))} tokens/s\n")
     if report.course.schedule_tokens:

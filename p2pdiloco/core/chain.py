@@ -11,14 +11,14 @@ sections 2 and 9.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from functools import cached_property, lru_cache
 from statistics import median_high
 
 from msgspec import Struct
 
-from p2pdiloco.core.api.config import CoreConfig
+from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.papers import MAX_PAPERS, Paper, signatures_of
 from p2pdiloco.core.api.reasons import VersionFault
 from p2pdiloco.core.api.types import (
@@ -27,9 +27,12 @@ from p2pdiloco.core.api.types import (
     MAX_CONTRIBUTORS,
     NEVER,
     NO_LIMITS,
+    Attestation,
     Contributor,
+    Finality,
     Head,
     MergeLimits,
+    Milestone,
     Seat,
     Stamp,
     Watermark,
@@ -45,9 +48,9 @@ from p2pdiloco.core.api.versions import (
     plausible_score,
     trust_of,
 )
+from p2pdiloco.core.finality import advance, opened
 from p2pdiloco.core.seating import Seating, stands
 from p2pdiloco.errors import invariant
-from p2pdiloco.util import BoundedDict
 
 
 class Chain:
@@ -82,6 +85,8 @@ class Chain:
         """Number of times that another chain's state was taken."""
         self.yielded = 0
         """Number of times that it was a lighter one."""
+        self.final = self.header.finality.final
+        """Newest version that was found to be final: no chain without it takes the place of ours."""
 
     def _remember(self, version: SignedVersion, digest: bytes) -> None:
         number = version.header.number
@@ -125,9 +130,30 @@ class Chain:
         """Tell whether the header continues this chain by one."""
         return header.number == self.head.number + 1 and header.parent == self.head.digest
 
+    @property
+    def link(self) -> Attestation | None:
+        """What a label attests that is merged into a child of the head; None: nothing yet."""
+        upon = opened(self.header.finality, self._milestone)
+        return Attestation(upon.source, upon.target) if upon.target.number else None
+
+    @property
+    def _milestone(self) -> Milestone:
+        return Milestone(self.head.number, self.head.digest)
+
     def marks_after(self, header: VersionHeader) -> Marks:
         """Compute the watermarks once `header` extends this chain."""
-        return self.marks.after(header.number, header.contributors, header.papers)
+        return self.marks_with(header.number, header.contributors, header.papers)
+
+    def marks_with(
+        self, number: int, contributors: tuple[Contributor, ...], papers: tuple[Paper, ...] = ()
+    ) -> Marks:
+        """Compute the watermarks of a child of the head, version `number`, with these contributors and
+        papers."""
+        return self.marks.after(number, contributors, papers, self.link)
+
+    def finality_after(self, marks: Marks) -> Finality:
+        """Compute how far a child of the head with these watermarks is attested."""
+        return advance(self.header.finality, self._milestone, marks.table)
 
     def extend(self, version: SignedVersion) -> None:
         """Append a child of the head."""
@@ -135,6 +161,7 @@ class Chain:
         self.marks = self.marks_after(version.header)
         self.signed, self.head = version, version.header.head()
         self._remember(version, self.head.digest)
+        self._look_at_final()
 
     def replace(self, version: SignedVersion, watermarks: Iterable[Watermark], yields: bool = False) -> None:
         """Take another chain's state: its ancestors are unknown to us. `yields`: though it may be lighter."""
@@ -147,6 +174,12 @@ class Chain:
         self.signed, self.head = version, head
         self._remember(version, head.digest)
         self.marks = marks_of(watermarks)
+        self._look_at_final()
+
+    def _look_at_final(self) -> None:
+        final = self.header.finality.final
+        if final.number > self.final.number:
+            self.final = final
 
 
 WATERMARK_VERSIONS = 1024
@@ -222,6 +255,11 @@ class Marks:
         mark = self._by.get(learner)
         return mark is not None and mark.merges > 0
 
+    def attested(self, learner: str) -> int:
+        """Find the number of the newest milestone that this learner attested; 0: none."""
+        mark = self._by.get(learner)
+        return mark.attested if mark else 0
+
     def stamp(self, learner: str) -> Stamp:
         """Find the stamp of that learner's newest contribution."""
         mark = self._by.get(learner)
@@ -272,18 +310,28 @@ class Marks:
         return sum(mark.number >= number for mark in self._worked)
 
     def after(
-        self, number: int, contributors: tuple[Contributor, ...], papers: tuple[Paper, ...] = ()
+        self,
+        number: int,
+        contributors: tuple[Contributor, ...],
+        papers: tuple[Paper, ...] = (),
+        link: Attestation | None = None,
     ) -> Marks:
-        """Compute the table of a child of ours: version `number`, with these contributors and papers."""
-        for parent, known, parts, carried, marks in _known_tables:
-            if parent is self and parts is contributors and known == number and carried == papers:
+        """Compute the table of a child of ours: version `number`, with these contributors and papers. `link`:
+        the milestones that are attested upon us."""
+        asked = number, papers, link
+        for parent, parts, known, marks in _known_tables:
+            if parent is self and parts is contributors and known == asked:
                 return marks
-        marks = Marks(self._table_after(number, contributors, papers))
-        _known_tables[:] = [*_known_tables[1 - REMEMBERED :], (self, number, contributors, papers, marks)]
+        marks = Marks(self._table_after(number, contributors, papers, link))
+        _known_tables[:] = [*_known_tables[1 - REMEMBERED :], (self, contributors, asked, marks)]
         return marks
 
     def _table_after(
-        self, number: int, contributors: tuple[Contributor, ...], papers: tuple[Paper, ...]
+        self,
+        number: int,
+        contributors: tuple[Contributor, ...],
+        papers: tuple[Paper, ...],
+        link: Attestation | None,
     ) -> tuple[Watermark, ...]:
         table = dict(self._by)
         for part in contributors:
@@ -298,6 +346,7 @@ class Marks:
                 old.seat if old else None,
                 self.mean(part.learner).after(part.score),
                 copy_mark(part.payload_digest),
+                link.target.number if link and part.attestation == link else old.attested if old else 0,
             )
         floor = number - WATERMARK_VERSIONS
         kept = [mark for _, mark in sorted(table.items()) if mark.number >= floor or mark.seat]
@@ -322,7 +371,8 @@ def founding(founders: tuple[str, ...]) -> Marks:
 
 
 _EMPTY = Marks(())
-_known_tables: list[tuple[Marks, int, tuple[Contributor, ...], tuple[Paper, ...], Marks]] = []
+_Asked = tuple[int, tuple[Paper, ...], Attestation | None]
+_known_tables: list[tuple[Marks, tuple[Contributor, ...], _Asked, Marks]] = []
 """Tables and their children. A table does not hold its children itself: all have the empty one, which would
 hold every table since."""
 
@@ -334,132 +384,109 @@ def marks_of(table: Iterable[Watermark]) -> Marks:
 
 
 NO_VERSION = -1
-STRANGERS_S = 120.0
-"""Time after which no fork of peers without a seat is expected any more: they need not have been anywhere."""
-NOTE_EVERY_S = 15.0
-"""Interval at which our own head is noted, to know later what is older than that."""
 LOOK_EVERY_S = 2.0
-"""Interval at which a peer's heads are looked at; heartbeats in between are skipped."""
-
-MAX_SEEN = 8192
-"""Limit of remembered reports, twice as many as a view knows peers. A peer whose report is forgotten counts
-as never heard, so that more is kept."""
+"""Interval at which a seat's heads are looked at; heartbeats in between are skipped."""
+MAX_WITNESSES = 256
+"""Seats of which each is waited for. Of more, those are that were heard: the others are in other groups."""
 
 
 class _Seen:
-    """Reports of one peer."""
+    """Reports of one seat."""
 
-    __slots__ = ("head", "lately", "lately_s", "look_at_s", "parted", "sure")
+    __slots__ = ("head", "heard_s", "lately", "lately_s", "left", "sure")
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
         self.head: Head | None = None
-        self.sure = NO_VERSION
-        """Version of our chain that it reported at least `durable_s` ago."""
-        self.lately = NO_VERSION
+        self.heard_s = now
+        self.sure = self.lately = NO_VERSION
+        """Version of our chain that it reported at least `durable_s` ago; and its newest report."""
         self.lately_s = 0.0
-        self.look_at_s = -1e18
-        self.parted: bool | None = None
-        """State of a peer that left with `head`, and will not go further; true once `head` was found to be of
-        our chain; None: it has not left."""
+        self.left = False
+        """True: it left with `head`, and will not go further."""
 
 
 class Witnesses:
-    """Versions of our chain of one fragment that other peers are known to have.
+    """Versions of our chain of one fragment that the other seats are known to have.
 
-    No fork can reach below the version that all of them have. Versions above that may still lose against a
-    heavier chain (docs/protocol/forks.md, section 3). A peer that reports a head of our chain has everything
-    below it too, so no fork of its making can lack that. The report must be some time old: a crash may take
-    the peer back to its last checkpoint.
+    Versions that a seat lacks may still lose against a chain that goes on without them
+    (docs/protocol/forks.md, section 3). One that reports a head of our chain has everything below it too. The
+    report must be some time old: a crash may take it back to its last checkpoint.
     """
 
-    def __init__(self, chain: Chain, durable_s: float) -> None:
-        self._chain = chain
-        self._durable_s = durable_s
+    def __init__(self, chain: Chain, me: str, timing: Timing, now: float) -> None:
+        self._chain, self._me, self._timing = chain, me, timing
         self._replaced = chain.replaced
-        self._seen: BoundedDict[str, _Seen] = BoundedDict(MAX_SEEN)
-        self._heads: deque[tuple[float, int]] = deque()
-        """Heads of our chain in the last two minutes, and when."""
+        self._since_s = now
+        self._seen: dict[str, _Seen] = {}
 
     def heard(self, peer: str, head: Head, now: float) -> None:
         """Take in the head that a peer reports."""
         seen = self._seen.get(peer)
         if seen is None:
-            seen = self._seen[peer] = _Seen()
-        if now < seen.look_at_s:
-            return
-        seen.look_at_s = now + LOOK_EVERY_S
-        seen.head, seen.parted = head, None
-        if self._chain.knows(head.number, head.digest):
-            self._note(seen, head.number, now)
+            if peer not in self._chain.marks.seats:
+                return
+            seen = self._seen[peer] = _Seen(-math.inf)
+        if now >= seen.heard_s + LOOK_EVERY_S:
+            if seen.left:
+                seen.sure = seen.lately = NO_VERSION
+            seen.head, seen.heard_s, seen.left = head, now, False
+            if self._chain.knows(head.number, head.digest):
+                self._note(seen, head.number, now)
 
     def _note(self, seen: _Seen, number: int, now: float) -> None:
         if seen.lately == NO_VERSION:
             seen.lately, seen.lately_s = number, now
-        elif now - seen.lately_s >= self._durable_s:
+        elif now - seen.lately_s >= self._timing.durable_s:
             seen.sure = seen.lately
             seen.lately, seen.lately_s = max(number, seen.lately), now
 
     def count_merged(self, max_base_age: int, now: float) -> None:
-        """Count every learner merged into our chain as a witness: it held a version of it not long before.
+        """Count every seat whose work is in our chain as a witness: it held a version of it not long before.
 
         Of members of other groups, which do not report to us, that is all that is known.
         """
         for mark in self._chain.marks.table:  # of a seat that was never merged the number is 0
             number = mark.number - 1 - max_base_age
-            if number >= 0:
-                self._note(self._seen.setdefault(mark.learner, _Seen()), number, now)
+            if number >= 0 and mark.seat:
+                self._note(self._seen.setdefault(mark.learner, _Seen(now)), number, now)
 
     def said_goodbye(self, peer: str, head: Head) -> None:
         """Remember the head with which a peer goes."""
         seen = self._seen.get(peer)
         if seen is not None:
-            seen.head, seen.parted = head, self._chain.knows(head.number, head.digest)
+            seen.head, seen.left = head, True
 
     def restarted(self, peer: str) -> None:
         """Forget the reports of a peer that was restarted: it may have come back with an older state."""
         self._seen.pop(peer, None)
 
-    def review(self, peers: Sequence[str], now: float, strangers: Sequence[str] = ()) -> int:
-        """Find the newest version that all these peers certainly have; -1 if there is none. Others are
-        forgotten. Strangers are asked only for versions of the last two minutes."""
+    def review(self, now: float) -> tuple[int, list[int]]:
+        """Find the newest version that is beyond doubt, -1 if none is; and which the other seats certainly
+        have, lowest first.
+
+        What all have is beyond doubt. So is what two thirds have, once the others were not heard for long
+        (`fork_horizon_s`): where all are here, no head without it has support.
+        """
+        seats = self._chain.marks.seats
         if self._replaced != self._chain.replaced:
             self._replaced = self._chain.replaced
             for seen in self._seen.values():
                 seen.sure = seen.lately = NO_VERSION
-                seen.parted = None if seen.parted is None else False
-            self._heads.clear()
-        if len(self._seen) > 2 * (len(peers) + len(strangers)) + 16:
-            seen_by, self._seen = self._seen, BoundedDict(MAX_SEEN)
-            for peer in (*peers, *strangers):
-                if peer in seen_by:
-                    self._seen[peer] = seen_by[peer]
-        lowest = self._lowest(peers, now)
-        old = self._head_before(now - STRANGERS_S, now)
-        return min(lowest, max(old, self._lowest(strangers, now))) if lowest > old else lowest
-
-    def _head_before(self, then_s: float, now: float) -> int:
-        """Find the newest version that was in our chain at that time; and note today's."""
-        if not self._heads or now - self._heads[-1][0] >= NOTE_EVERY_S:
-            self._heads.append((now, self._chain.head.number))
-        while len(self._heads) > 1 and self._heads[1][0] <= then_s:
-            self._heads.popleft()
-        since_s, number = self._heads[0]
-        return number if since_s <= then_s else NO_VERSION
-
-    def _lowest(self, peers: Sequence[str], now: float) -> int:
-        lowest = self._chain.head.number
-        for peer in peers:
-            known = self._seen.get(peer)
-            if known is None:
-                return NO_VERSION
-            head = known.head
-            if head is not None and self._chain.knows(head.number, head.digest):
-                self._note(known, head.number, now)
-                known.parted = None if known.parted is None else True
-            if known.parted:
-                continue  # it will come back with a version of our chain, or not at all
-            lowest = min(lowest, known.sure)
-        return lowest
+        for peer in self._seen.keys() - seats:
+            del self._seen[peer]
+        waits = [peer for peer in seats if len(seats) <= MAX_WITNESSES or peer in self._seen]
+        known = [self._seen.get(peer) or _Seen(self._since_s) for peer in waits if peer != self._me]
+        for seen in known:
+            if seen.head is not None and self._chain.knows(seen.head.number, seen.head.digest):
+                self._note(seen, seen.head.number, now)
+                if seen.left:  # it will come back with a version of our chain, or not at all
+                    seen.sure = MOST_VERSIONS
+        head, versions = self._chain.head.number, sorted(seen.sure for seen in known)
+        may_lack = len(waits) // 3
+        of_most = versions[may_lack] if may_lack < len(versions) else head
+        horizon_s = now - self._timing.fork_horizon_s
+        lately = min((seen.sure for seen in known if seen.heard_s >= horizon_s), default=head)
+        return max(min(versions, default=head), min(of_most, lately)), versions
 
 
 COUNTED_UNITS = 8

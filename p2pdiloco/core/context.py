@@ -1,7 +1,8 @@
 """Context of one fragment: what its parts on one node share.
 
 `FragmentContext` has the chain, the `Spare` copy, our votes (`Ballots`), what was found false (`FalseStates`,
-`Repairs`) and the posts in groups, whose members an `Electorate` knows.
+`Repairs`), what seats attested (`SeenAttestations`) and the posts in groups, whose members an `Electorate`
+knows.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Protocol
 
-from p2pdiloco.core.api.events import UpdateApplied, VoteRecord
+from p2pdiloco.core.api.events import MILESTONES, UpdateApplied, VoteRecord
 from p2pdiloco.core.api.evidence import Accusation, FalseState, short_of
+from p2pdiloco.core.api.papers import SignedWork, TwoAttestations, excludes
 from p2pdiloco.core.api.reasons import Suspicion, VersionFault
-from p2pdiloco.core.api.types import Certificate, Reach
+from p2pdiloco.core.api.types import Certificate, Contributor, Reach
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader, parse_group
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.chain import Chain, plan_of
@@ -92,7 +94,8 @@ class FragmentContext:
         self.spare = Spare()
         self.repairs = Repairs(shared, chain)
         self.false_states = FalseStates(shared, chain)
-        self.ballots = Ballots(votes)
+        self.attested = SeenAttestations(shared, index, chain)
+        self.ballots = Ballots(vote for vote in votes if vote.group != MILESTONES)
         self.posts = posts
         self.moved_s = -math.inf
         """Time at which the newest version was made, or became ours."""
@@ -464,3 +467,33 @@ class Repairs:
         recent = range(max(0, header.number - WITHIN_VERSIONS), header.number)
         has_all = all(chain.logged(number) is not None for number in recent)
         return VersionFault.FALSE_REPAIR if has_all else None
+
+
+MAX_ATTESTERS, MOST_KEPT = 256, 4
+
+
+class SeenAttestations:
+    """Attestations in labels that this node has seen, the newest few of each seat.
+
+    Rules: docs/protocol/proofs.md, section 3.
+    """
+
+    def __init__(self, shared: Shared, fragment: int, chain: Chain) -> None:
+        self._shared, self._fragment, self._chain = shared, fragment, chain
+        self._seen: BoundedDict[str, tuple[SignedWork, ...]] = BoundedDict(MAX_ATTESTERS)
+
+    def seen(self, giver: str, parts: Sequence[Contributor]) -> None:
+        """Compare those of these contributions, which a peer gave, with those before."""
+        seats, run = self._chain.marks.seats, self._shared.config.run
+        for part in parts:
+            if part.attestation is None or part.learner not in seats:
+                continue
+            known = self._seen.get(part.learner, ())
+            if any(work.label.attestation == part.attestation for work in known):
+                continue
+            work = SignedWork(part.work(run, self._fragment), part.signature)
+            other = next((w for w in known if excludes(w.label.attestation, part.attestation)), None)
+            if other is None:
+                self._seen[part.learner] = (*known, work)[-MOST_KEPT:]
+            else:
+                self._shared.excluded.found(TwoAttestations(other, work), giver)

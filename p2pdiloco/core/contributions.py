@@ -7,7 +7,7 @@ doubted.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from p2pdiloco.core.api.events import (
@@ -23,6 +23,7 @@ from p2pdiloco.core.api.events import (
 from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
 from p2pdiloco.core.api.types import (
     NEVER,
+    Attestation,
     Contributor,
     Head,
     SignedContribution,
@@ -69,9 +70,15 @@ class ContributionQueue:
 
     Args:
         behind: question whether a version is on its way here, or known.
+        attestation: what the next label says of milestones.
     """
 
-    def __init__(self, context: FragmentContext, behind: Callable[[float], bool]) -> None:
+    def __init__(
+        self,
+        context: FragmentContext,
+        behind: Callable[[float], bool],
+        attestation: Callable[[], Attestation | None],
+    ) -> None:
         self._context = context
         self._shared = context.shared
         self._fragment = context.index
@@ -85,7 +92,7 @@ class ContributionQueue:
         self._sequence = 0
         self._patience = Patience(context)
         self._withheld = Withheld(context, self._patience)
-        self._behind = behind
+        self._behind, self._attestation = behind, attestation
         self.base_number = chain.head.number
         """Version that the learner's parameters are measured against."""
         self.base_digest = chain.head.digest
@@ -159,9 +166,10 @@ class ContributionQueue:
             self._give_up(lost, "too many contributions are waiting")
             self._queue[1].follow(lost.after)
 
-    def review(self, witnessed: int) -> None:
-        """Let go of what is merged in version `witnessed` or before: all others have that."""
-        self._kept.review(witnessed)
+    def review(self, beyond: int, versions: Sequence[int]) -> None:
+        """Let go of what is merged in version `beyond` or before: it is beyond doubt. `versions`: which the
+        other seats have, lowest first."""
+        self._kept.review(beyond, versions)
 
     def _combined(self, again: Pending, answer: Combined | Undone, _now: float) -> None:
         """Take in the sum of what is to be sent again, or give up what a payload that cannot be read back was
@@ -209,7 +217,7 @@ class ContributionQueue:
     def offer(self, pending: Pending, syncer: str, now: float) -> SignedContribution:
         """Sign a contribution's label anew and count it as under way to `syncer`."""
         pending.offered(syncer, now)
-        return signed_label(self._context, pending)
+        return signed_label(self._context, pending, self._attestation())
 
     def send(self, pending: Pending, syncer: str, now: float) -> None:
         """Stream a contribution to another peer."""

@@ -34,6 +34,7 @@ from p2pdiloco.core.base import Shared, backoff_s, earliest
 from p2pdiloco.core.chain import Chain, numbers_can_be, plan_after, version_fault
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue, commit_effect
+from p2pdiloco.core.finality import keeps
 from p2pdiloco.core.fork_choice import ForkChoice
 from p2pdiloco.core.pending import unsigned
 from p2pdiloco.core.voting import holds_office
@@ -341,8 +342,11 @@ class Follower:
         before, marks = self._chain.header, self._chain.marks_after(header)
         if header.table != marks.digest:
             return VersionFault.FALSE_TABLE
+        if header.finality != self._chain.finality_after(marks):
+            return VersionFault.FALSE_FINALITY
         if falsely_labelled(self._shared, version):
             return VersionFault.FALSE_LABEL
+        self._context.attested.seen(giver, header.contributors)
         plan = plan_after(before, marks, header.number, config)
         return None if (header.epoch, header.groups) == plan else VersionFault.FALSE_PLAN
 
@@ -376,6 +380,8 @@ class Follower:
         if fault is not None:
             shared.out.put(DropSpare(self._fragment))
             shared.out.record("catchup", self._fragment, f"not taken: {fault}", peer=donor)
+            if fault is VersionFault.NOT_FINAL:
+                self.heads.refuse(version.header.head(), for_good=True)  # of nobody else, either
             self._disappointed(donor, not fault.innocent, now)
             return
         head = version.header.head()
@@ -555,6 +561,8 @@ def why_no_state(
         return VersionFault.SIGNATURE
     if not heads.may_replace(header.head(), now):
         return VersionFault.BEHIND
+    if not keeps(context.chain.final, header):
+        return VersionFault.NOT_FINAL
     if context.false_states.builds_on(header):
         return VersionFault.FALSE_STATE
     if not heads.may_copy(header.head(), donor, now):
@@ -565,7 +573,10 @@ def why_no_state(
         return VersionFault.FALSE_TABLE
     if not numbers_can_be(header, table, config):
         return VersionFault.OUT_OF_SCALE
-    return VersionFault.FALSE_LABEL if falsely_labelled(shared, version) else None
+    if falsely_labelled(shared, version):
+        return VersionFault.FALSE_LABEL
+    context.attested.seen(donor, header.contributors)
+    return None
 
 
 def falsely_labelled(shared: Shared, version: SignedVersion) -> bool:

@@ -97,8 +97,8 @@ class ForkChoice:
         """Time since which our head has no support, and others name another."""
         self.apart = False
         """True: that was so for a while (`APART_S`), as of the last look."""
-        self._refused: BoundedDict[bytes, None] = BoundedDict(MAX_SUPPORTED)
-        """Digests of versions whose states were worse than ours."""
+        self._refused: BoundedDict[bytes, bool] = BoundedDict(MAX_SUPPORTED)
+        """Digests of versions whose states were worse than ours; True: it is never followed."""
         self._basis: Basis | None = None
         self.begins = False
         """True: nothing of ours has been found to be the run's, as of the last look."""
@@ -198,7 +198,8 @@ class ForkChoice:
         return bool(tries) and not self._has_most(version)
 
     def _is_refused(self, version: Head) -> bool:
-        return version.digest in self._refused and not self._has_most(version)
+        for_good = self._refused.get(version.digest)
+        return for_good is not None and (for_good or not self._has_most(version))
 
     def _has_most(self, version: Head) -> bool:
         seats = self._chain.marks.seats
@@ -354,9 +355,10 @@ class ForkChoice:
         self._named.pop(peer, None)
         self._unsure.discard(peer)
 
-    def refuse(self, version: Head) -> None:
-        """Take in that the state of that version was worse than ours: what we have stays."""
-        self._refused[version.digest] = None
+    def refuse(self, version: Head, for_good: bool = False) -> None:
+        """Take in that the state of that version is worse than ours, or `for_good`, of no chain that we may
+        follow: what we have stays."""
+        self._refused[version.digest] = for_good
         self.verified = True
 
     def cannot_give(self, peer: str) -> None:

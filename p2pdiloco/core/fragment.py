@@ -14,6 +14,7 @@ from p2pdiloco.core.api.messages import Announce, Closing, Pass
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import ContributionHeader, Head
 from p2pdiloco.core.api.versions import PartialHeader
+from p2pdiloco.core.attesting import Attester
 from p2pdiloco.core.audits import Auditor
 from p2pdiloco.core.base import Shared, earliest
 from p2pdiloco.core.chain import Chain, Witnesses, strange_after
@@ -21,7 +22,6 @@ from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue
 from p2pdiloco.core.election import Office
 from p2pdiloco.core.follower import Follower, ShownVersions
-from p2pdiloco.core.members import MAX_WITNESSES
 from p2pdiloco.core.pending import Pending
 from p2pdiloco.core.posts import GroupPost, Posts
 from p2pdiloco.core.round import Round, RoundState
@@ -40,13 +40,16 @@ class Fragment:
         self.chain = Chain(restored.log, restored.watermarks, keep, config.seats)
         posts: list[GroupPost] = []
         self.context = FragmentContext(shared, index, self.chain, votes, posts, self._needs_syncer)
-        self.witnesses = Witnesses(self.chain, shared.timing.durable_s)
-        self.own = ContributionQueue(self.context, lambda now: self.follower.behind(now))
+        self.witnesses = Witnesses(self.chain, shared.me, shared.timing, now)
+        self.own = ContributionQueue(
+            self.context, lambda now: self.follower.behind(now), lambda: self.attester.attestation()
+        )
         self.posts = Posts(self.context, self.own, posts, self._request, now)
         self.publisher = self.posts.publisher
         self.siblings = ShownVersions(shared, self.chain)
         self.auditor = Auditor(self.context, self.own)
         self.follower = Follower(self.context, self.own, self.siblings, self.auditor, self._moved)
+        self.attester = Attester(self.context, self.follower.heads, votes)
         self._too_long = 0
         """Number of contributions of ours in a row that are too long to count in full."""
         self._open_call: Closing | None = None
@@ -59,7 +62,6 @@ class Fragment:
         """True: we leave, and the learner is to be asked for the last time."""
         self._over = False
         """True: we leave, and our part here is over."""
-        self._remembered = (-1, 0)
         self._touched = True
         """True: something happened here since `deadline` was last worked out."""
         self._due_s: float | None = None
@@ -95,6 +97,7 @@ class Fragment:
             else:
                 self.own.send(pending, syncer, now)
         self.posts.poll_rounds(now)
+        self.attester.poll()
         if self.posts.changed:
             self.poll(now)
 
@@ -220,19 +223,14 @@ class Fragment:
         if self.follower.heads.heard(peer, head, confirmed, saved, now):
             self.touch()
 
-    def review(self, peers: list[str], strangers: list[str], now: float) -> None:
-        """Let go of merged contributions that all of these peers have, and note who took part elsewhere.
-        Strangers are waited for, too, but not for long."""
-        table = self.chain.marks.table
-        grouped = self.chain.header.groups > 1 and len(table) <= MAX_WITNESSES
-        seen = (self.chain.replaced, len(table))
-        if seen != self._remembered or (grouped and self.own.keeps):
-            self._remembered = seen
-            self._shared.view.remember((mark.learner for mark in table if mark.merges), now)
-        if self.own.keeps:
-            if grouped:
-                self.witnesses.count_merged(self._shared.config.max_base_age_versions, now)
-            self.own.review(self.witnesses.review(peers, now, strangers))
+    def review(self, now: float) -> None:
+        """Let go of merged contributions of ours that no chain which takes the place of ours can lack."""
+        if not self.own.keeps:
+            return
+        if self.chain.header.groups > 1:
+            self.witnesses.count_merged(self._shared.config.max_base_age_versions, now)
+        beyond, versions = self.witnesses.review(now)
+        self.own.review(max(beyond, self.chain.final.number), versions)
 
     def flush(self) -> None:
         """Ask a leaving node's learner, once, for what it has when nothing of it is under way any more."""

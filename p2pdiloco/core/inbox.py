@@ -244,6 +244,7 @@ class LearnerInbox(Inbox):
             return Verdict.OTHER_GROUP
         if not signed_by_learners(self._shared, self._fragment, [signed.contributor()]):
             return Verdict.BAD_SIGNATURE
+        self._context.attested.seen(sender, [signed.contributor()])
         if header.codec != config.contribution_codec:
             return Verdict.WRONG_CODEC
         if not 0 < header.payload_bytes <= config.max_payload_bytes[self._fragment]:

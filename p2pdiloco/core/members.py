@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container
 from typing import Any, TypeVar, cast
 
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.events import LearnerStatus
 from p2pdiloco.core.api.messages import Progress
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach
-from p2pdiloco.core.api.versions import MemberList
 from p2pdiloco.util import MovingAverage
 
 MAX_KNOWN = 4096
-MAX_WITNESSES = 256
-"""Peers that are waited for at most. In a larger run it is not asked what members of other groups have."""
 NEWCOMERS_A_BEAT = 256
 """Limit of peers without a seat that get our heartbeat at one time: more than a group has. Of more, each has
 its turn."""
@@ -94,7 +91,6 @@ class View:
         """Peers that gave way to others since `forget_stale`."""
         self._members: dict[str, KnownPeer] = {}
         self._counted_on: set[str] = set()
-        self._vanished = Vanished(MAX_KNOWN)
         self._lists: _Lists | None = None
         """Lists of members, live ones, and so on: asked for at every event, changed by few."""
 
@@ -105,7 +101,6 @@ class View:
         member = self._members.get(peer)
         if member is None:
             member = self._members[peer] = KnownPeer()
-            self._vanished.add(peer, now)  # until we hear of it, it may hold anything
         if incarnation > member.left_incarnation:
             member.listed_s = now
             member.incarnation = max(member.incarnation, incarnation)
@@ -132,7 +127,6 @@ class View:
         """Forget a peer that is never to come back."""
         self._members.pop(peer, None)
         self._counted_on.discard(peer)
-        self._vanished.heard(peer)
         self._lists = None
 
     def heard(self, peer: str, progress: Progress, now: float) -> bool:
@@ -144,7 +138,6 @@ class View:
             member = self._members[peer] = KnownPeer()
         if progress.incarnation < member.incarnation or progress.incarnation <= member.left_incarnation:
             return False
-        self._vanished.heard(peer)
         before = member.progress
         if before is None or _kind(before) != _kind(progress):
             self._lists = None
@@ -202,11 +195,9 @@ class View:
         return True
 
     def said_goodbye(self, peer: str, incarnation: int, now: float) -> None:
-        """Take in a peer's good-bye. What it made last may be unknown to us: it may come back with it."""
+        """Take in a peer's good-bye."""
         member = self._members.get(peer)
         if member and incarnation >= member.incarnation:
-            if member.progress is not None:
-                self._vanished.put(peer, now)
             member.left_incarnation = incarnation
             member.progress = None
             member.heads = {}
@@ -360,37 +351,12 @@ class View:
         ttl = self._timing.member_ttl_s
         return any(m.progress is None and now - m.listed_s < ttl for m in self._members.values())
 
-    def remember(self, peers: Iterable[str], now: float) -> None:
-        """Remember that these took part in our chain: they may be somewhere, though not heard of."""
-        for peer in peers:
-            if self._vanished.full:
-                return
-            member = self._members.get(peer)
-            new = member is None or member.progress is None
-            if peer != self._me and new and peer not in self._excluded:
-                self._vanished.add(peer, now)
-
-    def may_fork(self, now: float, roster: MemberList, neighbours: set[str] | None) -> list[str]:
-        """List the peers that may hold, or come back with, another chain than ours: also those that left. In
-        a run of many members, those listed elsewhere than beside us do not report to us, and are not waited
-        for."""
-        horizon = now - self._timing.fork_horizon_s
-        self._vanished.expire(horizon)
-        here = [p for p, m in self._members.items() if m.progress is not None and m.heard_s >= horizon]
-        if neighbours is None or len(here) + len(self._vanished) <= MAX_WITNESSES:
-            return [*here, *self._vanished]
-        beside = [p for p in here if p in neighbours or roster.incarnation(p) is None]
-        return beside + self._vanished.counting(roster, neighbours)
-
     def forget_stale(self, now: float) -> list[str]:
         """Drop and list the peers that nobody lists and that have been silent for long. Bounds the table."""
         horizon = self._timing.member_ttl_s * 6
         stale = [p for p, m in self._members.items() if now - max(m.heard_s, m.listed_s) > horizon]
         for peer in stale:
-            member = self._members.pop(peer)
-            if member.progress is not None:
-                self._vanished.put(peer, member.heard_s)
-        self._vanished.shrink()
+            del self._members[peer]
         displaced, self._displaced = self._displaced, []
         return [*stale, *(peer for peer in displaced if peer not in self._members)]
 
@@ -420,76 +386,6 @@ class Derived:
         found = make(*sources)
         self._kept[name] = (sources, found)
         return found
-
-
-class Vanished:
-    """Peers that took part, or were listed, are not heard, and may come back with another chain: the first
-    `most`.
-
-    In a large run these are thousands, of which nearly all are listed in other groups. Every node asks every
-    two seconds which of them count, and they rarely change: so the answer is kept while its sources last.
-
-    Rules: docs/protocol/forks.md, section 3.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._since_s: dict[str, float] = {}
-        self._oldest_s = math.inf
-        """Lower bound of the times since when they are silent."""
-        self._asked: tuple[MemberList, set[str]] | None = None
-        """Question to which `_counting` is the answer; None after a change."""
-        self._counting: list[str] = []
-
-    def __len__(self) -> int:
-        return len(self._since_s)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._since_s)
-
-    @property
-    def full(self) -> bool:
-        """True: no more of them are remembered."""
-        return len(self._since_s) >= self._most
-
-    def add(self, peer: str, since_s: float) -> None:
-        """Add a peer that is not heard. One that is here already stays as it was."""
-        if peer not in self._since_s:
-            self.put(peer, since_s)
-
-    def put(self, peer: str, since_s: float) -> None:
-        """Add a peer that was heard until then, or move the time of one that is here."""
-        self._since_s[peer] = since_s
-        self._oldest_s = min(self._oldest_s, since_s)
-        self._asked = None
-
-    def heard(self, peer: str) -> None:
-        """Remove a peer that is heard again."""
-        if self._since_s.pop(peer, None) is not None:
-            self._asked = None
-
-    def expire(self, horizon_s: float) -> None:
-        """Forget the peers that are silent since before then."""
-        if self._oldest_s >= horizon_s:
-            return
-        self._since_s = {peer: since_s for peer, since_s in self._since_s.items() if since_s >= horizon_s}
-        self._oldest_s = min(self._since_s.values(), default=math.inf)
-        self._asked = None
-
-    def shrink(self) -> None:
-        """Forget the first of them, down to the bound."""
-        while len(self._since_s) > self._most:
-            del self._since_s[next(iter(self._since_s))]
-            self._asked = None
-
-    def counting(self, roster: MemberList, neighbours: set[str]) -> list[str]:
-        """List those of them that are among these neighbours, or that nobody lists."""
-        if self._asked is None or self._asked[0] is not roster or self._asked[1] != neighbours:
-            self._asked = roster, neighbours
-            self._counting = [
-                peer for peer in self._since_s if peer in neighbours or roster.incarnation(peer) is None
-            ]
-        return self._counting
 
 
 Claim = tuple[str, int, int]

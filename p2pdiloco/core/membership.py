@@ -72,12 +72,8 @@ class Heartbeats:
         if now >= self._review_at_s:
             self._review_at_s = now + REVIEW_EVERY_S
             self._look_at_uplink(now)
-            peers = shared.view.may_fork(now, shared.listing, neighbours)
-            strangers = [peer for peer in peers if not shared.has_seat(peer)]
-            if strangers:
-                peers = [peer for peer in peers if shared.has_seat(peer)]
             for fragment in self._fragments:
-                fragment.review(peers, strangers, now)
+                fragment.review(now)
         for peer in shared.view.newly_silent(now, neighbours):
             shared.out.record("silent", None, "not counted on: silent or unreachable", peer=peer)
         if not shared.departed:

@@ -5,8 +5,10 @@ Rules: docs/protocol/exactly-once.md, sections 1, 3 and 6.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import Literal
@@ -24,6 +26,7 @@ from p2pdiloco.core.api.events import (
 )
 from p2pdiloco.core.api.reasons import Then, Verdict
 from p2pdiloco.core.api.types import (
+    Attestation,
     ContributionHeader,
     Contributor,
     Head,
@@ -262,9 +265,12 @@ class Again(Pending):
 
 IN_MEMORY = 2
 """Payloads that stay in memory: enough for a fork of one version, the usual one."""
-KEPT_MAX = 256
+KEPT_MAX = 64
+"""Contributions of a fragment above which two are combined for each new one."""
+KEPT_MOST = 512
+"""Those above which the oldest is given up."""
 UNTOUCHED = 8
-"""Number of oldest contributions that are not combined: most chains that come back branched off among
+"""Contributions after what a seat certainly has that are not combined: its chain may branch off among
 them."""
 UNMERGED = 1 << 62
 """Mark in place of the version number of what our chain lacks."""
@@ -273,11 +279,11 @@ UNMERGED = 1 << 62
 class KeptPart:
     """Merged contribution, or several combined."""
 
-    __slots__ = ("first", "number", "ready", "spilled", "stamp")
+    __slots__ = ("first", "many", "number", "ready", "spilled", "stamp")
 
     def __init__(self, first: Stamp, stamp: Stamp, ready: ContributionReady, number: int) -> None:
         self.first, self.stamp, self.ready, self.number = first, stamp, ready, number
-        self.spilled = False
+        self.many, self.spilled = 1, False
 
 
 class KeptContributions:
@@ -286,8 +292,8 @@ class KeptContributions:
 
     A heavier chain may replace the one that has them (docs/protocol/forks.md, section 3). Then those that it
     lacks are sent once more, as one: displacements are additive. Payloads beyond the newest few wait on the
-    disk. There is a bound, above which the middle is combined into one already, since a chain that branched
-    off there is the least likely.
+    disk. Of more than a bound, two are combined for each new one. A chain that has one of those two has both,
+    as far as is known: it branched off soon after what its seats had.
     """
 
     def __init__(self, shared: Shared, fragment: int) -> None:
@@ -295,6 +301,8 @@ class KeptContributions:
         self._fragment = fragment
         self._parts: list[KeptPart] = []
         self._combining: tuple[KeptPart, ...] = ()
+        self._versions: Sequence[int] = ()
+        """Versions that the other seats certainly have, lowest first."""
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -314,13 +322,23 @@ class KeptContributions:
         self._bound()
 
     def _bound(self) -> None:
-        if len(self._parts) >= 2 * KEPT_MAX:
+        if len(self._parts) >= KEPT_MOST:
             self.drop(self._parts[:1], "too many merged contributions are in doubt")
         if len(self._parts) > KEPT_MAX and not self._combining:
-            middle = tuple(p for p in self._parts[UNTOUCHED : KEPT_MAX // 2] if p.number != UNMERGED)
-            if len(middle) > 1:
-                self._combining = middle
-                self.combine(middle, partial(self._combined, middle))
+            pairs = [*self._alike()]
+            if pairs:
+                self._combining = two = min(pairs, key=lambda pair: sum(part.many for part in pair))
+                self.combine(two, partial(self._combined, two))
+
+    def _alike(self) -> Iterator[tuple[KeptPart, KeptPart]]:
+        """List the neighbours of which each seat has both, or neither: but the newest, and the first that it
+        lacks."""
+        older = [part for part in self._parts[: -KEPT_MAX // 2] if part.number != UNMERGED]
+        known = [bisect_left(self._versions, part.number) for part in older]
+        for at, (one, other) in enumerate(itertools.pairwise(older)):
+            first = at - UNTOUCHED
+            if known[at + 1] == known[max(0, first)] and first >= 0:
+                yield one, other
 
     def moved(self, watermark: Stamp, number: int, replaced: bool) -> tuple[KeptPart, ...]:
         """Look at our chain's new head, with this watermark of ours from version `number`. List what it
@@ -335,11 +353,13 @@ class KeptContributions:
                 part.number = number
         return tuple(part for part in self._parts if part.number == UNMERGED)
 
-    def review(self, witnessed: int) -> None:
-        """Let go of what is merged in version `witnessed` or before: all others have that."""
+    def review(self, beyond: int, versions: Sequence[int]) -> None:
+        """Let go of what is merged in version `beyond` or before. `versions`: which the other seats certainly
+        have, lowest first."""
+        self._versions = versions
         if self._combining:
             return  # it is being read from the disk: without a part of it, all the rest would be given up
-        while self._parts and self._parts[0].number <= witnessed:
+        while self._parts and self._parts[0].number <= beyond:
             self._discard(self._parts.pop(0))
 
     def drop(self, parts: Sequence[KeptPart], reason: str) -> None:
@@ -377,24 +397,24 @@ class KeptContributions:
             True,
         )
 
-    def _combined(self, middle: tuple[KeptPart, ...], answer: Combined | Undone, _now: float) -> None:
-        """Put the sum in place of the middle, or drop what cannot be read: there must be a bound."""
+    def _combined(self, two: tuple[KeptPart, ...], answer: Combined | Undone, _now: float) -> None:
+        """Put the sum in place of both, or drop what cannot be read: there must be a bound."""
         self._combining = ()
-        alive = [part for part in middle if part in self._parts]
+        alive = [part for part in two if part in self._parts]
         if isinstance(answer, Undone):
             if alive:
                 self.drop(alive, answer.reason)
             return
-        if alive != [*middle] or any(part.number == UNMERGED for part in middle):
+        if alive != [*two] or any(part.number == UNMERGED for part in two):
             self._shared.out.put(DiscardContribution(self._fragment, answer.ticket))
             return
-        at = self._parts.index(middle[0])
-        ready = self.together(middle, answer)
-        whole = KeptPart(middle[0].first, middle[-1].stamp, ready, middle[-1].number)
-        whole.spilled = True
+        at = self._parts.index(two[0])
+        ready = self.together(two, answer)
+        whole = KeptPart(two[0].first, two[-1].stamp, ready, two[-1].number)
+        whole.many, whole.spilled = sum(part.many for part in two), True
         self._shared.out.put(Spill(self._fragment, answer.ticket))
-        self._parts[at : at + len(middle)] = [whole]
-        for part in middle:
+        self._parts[at : at + len(two)] = [whole]
+        for part in two:
             self._discard(part)
 
 
@@ -438,7 +458,9 @@ SIGNATURES_CHECKED = 64
 """Labels of one merge whose signatures a member checks; each draws its own, where there are more."""
 
 
-def signed_label(context: FragmentContext, pending: Pending) -> SignedContribution:
+def signed_label(
+    context: FragmentContext, pending: Pending, attestation: Attestation | None
+) -> SignedContribution:
     """Sign what a contribution is, as our chain stands. The base is the head where its own is too old."""
     shared, chain = context.shared, context.chain
     config, ready = shared.config, pending.ready
@@ -461,6 +483,7 @@ def signed_label(context: FragmentContext, pending: Pending) -> SignedContributi
         payload_bytes=ready.payload_bytes,
         codec=config.contribution_codec,
         due=ready.due or shared.leaving,
+        attestation=attestation,
     )
     work = SignedContribution(header, b"").contributor().work(config.run, context.index)
     return SignedContribution(header, shared.sign("work", work))

@@ -245,10 +245,10 @@ class Publisher:
         parts = making.listed(merged.measured)
         now_usual = scale_after(self._chain, parts, config)
         papers: tuple[Paper, ...] = ()
-        marks = self._chain.marks.after(job.number, parts)
+        marks = self._chain.marks_with(job.number, parts)
         if job.term != self._chain.header.term:
             papers = self._context.roster.to_carry(job.number, marks, self._shared.excluded.proofs)
-            marks = self._chain.marks.after(job.number, parts, papers)
+            marks = self._chain.marks_with(job.number, parts, papers)
         if (self._chain.marks.seats | marks.seats).isdisjoint(part.learner for part in parts):
             return None
         epoch, groups = plan_after(self._chain.header, marks, job.number, config)
@@ -276,6 +276,7 @@ class Publisher:
             limits=limits,
             partials=in_a_version(limits, making.merged),
             repairs=repairs.header.digest() if repairs is not None and merged.repaired else None,
+            finality=self._chain.finality_after(marks),
             papers=papers,
             elected=self._proof(job),
         )

@@ -566,6 +566,10 @@ class Attendance:
         return now < self.not_before_s(now) and bool(self.missing(now))
 
 
+OUTRUN_INTERVALS = 8
+"""Sync intervals for which a syncer at most waits for somebody else to hold its last version."""
+
+
 class ClosingCalls:
     """Closing calls of one group's syncer: whose answer is still out, and how long answers take.
 
@@ -657,7 +661,7 @@ class ClosingCalls:
             return False
         if not any([self._laggards.waits_for(peer, named, chain) for peer, named in heads.items()]):
             return False
-        wait_s = ARRIVAL_INTERVALS * shared.config.inner_steps * shared.median_step_s(now)
+        wait_s = OUTRUN_INTERVALS * shared.config.inner_steps * shared.median_step_s(now)
         return now < max((held.arrived_s for held in ready), default=self._sent_s) + wait_s
 
     def _add(self, now: float) -> None:
@@ -776,15 +780,15 @@ class ClosingWindow:
 
 
 IN_VAIN = 3
-"""Versions that wait for a newcomer whose head does not move. Whoever has come no further in all that time
-(16 sync intervals each) does not take them."""
+"""Versions that wait for a member whose head does not move. Whoever has come no further in all that time does
+not take them."""
 MOST = 16
-"""Versions that wait for a newcomer in all, before anything of it is merged."""
+"""Versions that wait in all for one without a seat."""
 MAX_PEERS = 4096
 
 
 class _Lag:
-    """Versions that waited for one newcomer."""
+    """Versions that waited for one member."""
 
     __slots__ = ("at", "number", "vain", "waited")
 
@@ -794,10 +798,10 @@ class _Lag:
 
 
 class Laggards:
-    """Newcomers for which a syncer that would merge alone lets the next version wait.
+    """Members for which a syncer that would merge alone lets the next version wait.
 
-    They have not said that they hold our last version, and what they say is their own word. Without a bound a
-    silent stranger would slow a lone node as much as it can.
+    They have not said that they hold our last version, and may not want it. Without a bound one of them would
+    slow a lone node as much as it can.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -806,9 +810,6 @@ class Laggards:
 
     def waits_for(self, peer: str, named: Head | None, chain: Chain) -> bool:
         """Tell whether the version after the chain's head waits for that peer, which named this head."""
-        if self._shared.has_seat(peer):
-            self._lags.pop(peer, None)
-            return True
         lag = self._lags.setdefault(peer, _Lag())
         at = named.number if named is not None and chain.knows(named.number, named.digest) else lag.at
         if at > lag.at:
@@ -816,4 +817,4 @@ class Laggards:
         if lag.number != chain.head.number:
             lag.number = chain.head.number
             lag.vain, lag.waited = min(lag.vain + 1, IN_VAIN + 1), min(lag.waited + 1, MOST + 1)
-        return lag.vain <= IN_VAIN and lag.waited <= MOST
+        return lag.vain <= IN_VAIN and (lag.waited <= MOST or self._shared.has_seat(peer))

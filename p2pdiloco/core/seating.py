@@ -134,7 +134,10 @@ class Seating:
         """A peer that had a seat is as old as that: else its end, once it is given again, would be free."""
         before = self._seats.get(peer, NO_SEAT)
         self._places += 1
-        self._set(peer, Seat(self._places, before.since if before.place else self._number, key))
+        if before.place:
+            self._set(peer, Seat(self._places, before.since, key, again=self._number))
+        else:
+            self._set(peer, Seat(self._places, self._number, key))
 
     def _set(self, peer: str, seat: Seat) -> None:
         self._seats[peer] = seat

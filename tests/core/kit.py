@@ -130,14 +130,23 @@ def child(
     by: str = "",
     group_size: int = 8,
     seats: tuple[str, ...] = SEATS,
+    attest: tuple[str, ...] = (),
     **odd: Any,
 ) -> SignedVersion:
     """A rightly signed next version, into which each learner's next stamp of its first life went. `by`:
-    somebody who signed for all learners. `seats`: the founding ones, if the parent is version 0. `term`: if
-    none is named, the one in which it is where all are as long as they may be."""
+    somebody who signed for all learners. `attest`: those of them that attest the newest checkpoint.
+    `seats`: the founding ones, if the parent is version 0. `term`: if none is named, the one in which it is
+    where all are as long as they may be."""
     parts = tuple(Contributor(p, Stamp(1, parent.number + 1), 40, 4) for p in learners)
     before, parent_chain = marks_at(parent, seats), chain_to(parent, seats)
-    given = [replace(p, votes=p.learner in before.seats) for p in odd.pop("contributors", parts)]
+    given = [
+        replace(
+            p,
+            votes=p.learner in before.seats,
+            attestation=parent_chain.link if p.learner in attest else p.attestation,
+        )
+        for p in odd.pop("contributors", parts)
+    ]
     unsigned = (
         replace(p, after=before.stamp(p.learner), trust=before.mean(p.learner).trust(p.score)) for p in given
     )
@@ -161,9 +170,10 @@ def child(
         "unit": usual.unit,
         "limits": chain.limits_after(parent_chain, config(parent.fragment + 1)),
     }
-    marks = before.after(parent.number + 1, merged, odd.get("papers", ()))
+    marks = parent_chain.marks_with(parent.number + 1, merged, odd.get("papers", ()))
     plan = chain.plan_of(parent, config(parent.fragment + 1, group_size=group_size))
     values["partials"] = in_a_version(values["limits"], partials_of(plan, merged, values["limits"]))
+    values["finality"] = parent_chain.finality_after(marks)
     made = values | {"table": marks.digest} | odd
     if (parent.term, parent.syncer) != (made["term"], made["syncer"]) and "elected" not in odd:
         top = len(level_sizes(parent.groups, group_size)) - 1

@@ -41,7 +41,7 @@ from p2pdiloco.core.api.reasons import (
     VersionFault,
     VoteRefusal,
 )
-from p2pdiloco.core.api.types import Certificate, Contributor, Head, Stamp, Vote
+from p2pdiloco.core.api.types import Certificate, Contributor, Finality, Head, Milestone, Stamp, Vote
 from p2pdiloco.core.api.versions import SignedVersion
 
 PEERS = ("p1", "p2", "p3", "p4")
@@ -243,6 +243,7 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
     **version_rows.ROWS,
     VersionFault.FALSE_TRUST: lambda: fetched(odd(contributors=part())),
     VersionFault.FALSE_TABLE: lambda: fetched(odd(table=bytes(32))),
+    VersionFault.FALSE_FINALITY: lambda: fetched(odd(finality=Finality(Milestone(8, bytes(32))))),
     VersionFault.FALSE_SCALE: lambda: fetched(odd(unit=41)),
     VersionFault.OUT_OF_SCALE: lambda: fetched(odd(norm=math.inf)),
     VersionFault.FALSE_STAMP: lambda: fetched(odd(contributors=part(stamp=Stamp(1, 1 << 17)))),

@@ -25,7 +25,7 @@ from p2pdiloco.core.api.types import (
     table_digest,
 )
 from p2pdiloco.core.api.versions import ALL_AT, SignedVersion, VersionHeader
-from p2pdiloco.core.chain import LATELY_VERSIONS, founding, marks_of
+from p2pdiloco.core.chain import LATELY_VERSIONS, Chain, founding, marks_of
 from p2pdiloco.core.pending import TakeUp, Unmerged
 from p2pdiloco_lab.simulation.lineage import (
     NOTHING,
@@ -77,7 +77,7 @@ class Disk:
     write_s: float
     full: bool = False
     slow_factor: float = 1.0
-    votes: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    votes: dict[tuple[str, int, int], VoteRecord] = field(default_factory=dict)
     updates: dict[int, dict[bytes, LoggedUpdate]] = field(default_factory=dict)
     """fragment -> header digest -> update that was made durable before it was announced."""
     resume: dict[int, ResumeNote] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Disk:
 
     def keep_vote(self, record: VoteRecord) -> None:
         """The vote is durable."""
-        self.votes[(record.group, record.fragment, record.term)] = record.candidate
+        self.votes[(record.group, record.fragment, record.term)] = record
 
     def keep_update(self, version: SignedVersion, update: OuterUpdate, keep: int) -> None:
         """The update is durable; older ones than the log's length are dropped."""
@@ -115,14 +115,14 @@ class Disk:
         marks = marks_of(found.watermarks)
         children = {v.header.parent: (v, u) for v, u in self.updates.get(fragment, {}).values()}
         while (child := children.get(version.header.digest())) is not None:
+            chain = Chain((version,), marks.table, 1)
             version, update = child
             said = replace(update, longest_steps=version.header.longest_steps())
             state = state.apply(said, substance)
             if state.digest != version.header.state_digest:  # a liar's own: it goes on from what it stated
                 state = state.miscomputed()
             log[version.header.number] = child
-            header = version.header
-            marks = marks.after(header.number, header.contributors, header.papers)
+            marks = chain.marks_after(version.header)
         return Checkpoint(version, state, marks.table, log)
 
     def holds_run(self, fragments: int) -> bool:
@@ -132,7 +132,7 @@ class Disk:
 
     def vote_records(self) -> tuple[VoteRecord, ...]:
         """List the durable votes, in order."""
-        return tuple(VoteRecord(f, t, who, group) for (group, f, t), who in sorted(self.votes.items()))
+        return tuple(record for _, record in sorted(self.votes.items()))
 
 
 def restored_from(disk: Disk, fragments: list[Checkpoint], config: CoreConfig) -> Restored:
@@ -283,7 +283,7 @@ class Past:
             config.usual_tokens,
             config.inner_steps,
             Stamp(FORMER_LIFE, mark.merges - 1),
-            hashlib.sha256(f"{mark.learner}/{mark.number}".encode()).digest(),
+            payload_digest=hashlib.sha256(f"{mark.learner}/{mark.number}".encode()).digest(),
             votes=bool(mark.seat),
         )
         signed = signed_bytes("work", part.work(config.run, fragment))

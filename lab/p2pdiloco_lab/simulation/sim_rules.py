@@ -38,7 +38,7 @@ from p2pdiloco.core.chain import (
     MOST_INCARNATION,
     Chain,
 )
-from p2pdiloco.core.pending import KEPT_MAX
+from p2pdiloco.core.pending import KEPT_MOST
 from p2pdiloco.core.proofs import FEWEST
 from p2pdiloco.core.seating import LINK_PLACES
 from p2pdiloco_lab.simulation.lineage import Displacement, FragmentLineage, MergedPart
@@ -80,6 +80,8 @@ class InvariantWatch:
         self._reports: dict[str, tuple[float, int, tuple[float, ...]]] = {}
         self._candidates: dict[tuple[str, str, int, int], Head] = {}
         self._votes: dict[tuple[str, str, int, int], str] = {}
+        self._finals: dict[int, dict[int, bytes]] = {}
+        """Final versions of each fragment, number -> digest."""
         self._first_s: dict[Any, float] = {}
         """Time at which somebody was first elected into an office."""
         self._offices: dict[tuple[int, int, str], list[Certificate]] = {}
@@ -134,6 +136,20 @@ class InvariantWatch:
                     "authority", f"{where}: {header.syncer} holds no office in term {header.term}"
                 )
             self._new_version(version, where)
+        self._final(header, where)
+
+    def _final(self, header: VersionHeader, where: str) -> None:
+        """Of any two versions that are final, the older one is an ancestor of the other."""
+        final = header.finality.final
+        known = self._finals.setdefault(header.fragment, {0: bytes(32)})
+        if final.number in known:
+            if known[final.number] != final.digest:
+                raise Violation("final", f"{where}: another version {final.number} is final elsewhere")
+            return
+        known[final.number] = final.digest
+        older = max((number for number in known if number < final.number), default=0)
+        if older and not self._descends(final.digest, self.headers[known[older]]):
+            raise Violation("final", f"{where}: {final.number} is final without {older}")
 
     def _seated(self, host: Host, fragment: int) -> None:
         """Check who has a seat where a node is: the same as everybody there, each by the run file or a paper,
@@ -308,7 +324,8 @@ class InvariantWatch:
         elif isinstance(message, VoteGranted):
             self._voted(message.vote)
             body = message.vote.body
-            if host.disk.votes.get((body.group, body.fragment, body.term)) != body.candidate:
+            kept = host.disk.votes.get((body.group, body.fragment, body.term))
+            if kept is None or kept.candidate != body.candidate:
                 raise Violation("durable-first", f"{host.peer} sends a vote that is not on its disk")
         elif isinstance(message, VoteRequest):
             self._candidates[(host.peer, message.group, message.fragment, message.term)] = message.head
@@ -411,7 +428,7 @@ class InvariantWatch:
 BASE = 32
 PER_NODE = 2
 LARGER = {
-    **dict.fromkeys(("_parts", "parts", "_combining"), 2 * KEPT_MAX),
+    **dict.fromkeys(("_parts", "parts", "_combining"), KEPT_MOST),
     "_of": 256,
     "_on": 256,
     "_handlers": 64,

@@ -142,7 +142,7 @@ class Usurper(Perjurer):
         number, part = chain.head.number + 1, self._part(fragment, chain)
         steps = MergedPart(self._peer, part.stamp, 10**9 + self._steps, 10**9 + self._steps + 1)
         update = OuterUpdate.of(fragment, number, (steps,), b"", part.inner_steps)
-        weighed, marks = scale_after(chain, (part,), config), chain.marks.after(number, (part,))
+        weighed, marks = scale_after(chain, (part,), config), chain.marks_with(number, (part,))
         epoch, groups = plan_after(chain.header, marks, number, config)
         state = base.state.apply(update)
         header = VersionHeader(
@@ -166,6 +166,7 @@ class Usurper(Perjurer):
             reach=weighed.reach,
             table=marks.digest,
             limits=limits_after(chain, config, [self._peer]),
+            finality=chain.finality_after(marks),
             elected=self._own_vote(fragment, chain.head, term),
         )
         version = self._signed(header)

@@ -37,7 +37,7 @@ from p2pdiloco.core.api.events import (
 from p2pdiloco.core.api.reasons import AuditOutcome, Verdict
 from p2pdiloco.core.api.types import Ticket
 from p2pdiloco.core.api.versions import Stride
-from p2pdiloco.core.pending import KEPT_MAX
+from p2pdiloco.core.pending import KEPT_MOST
 from p2pdiloco_lab.simulation.lineage import (
     Displacement,
     FragmentLineage,
@@ -705,7 +705,7 @@ Content = Displacement | OuterUpdate | PartialSum
 MAX_PER_FRAGMENT = 48
 """Buffers alive at one node per fragment, besides the log: own queue, one inbox entry per member, updates."""
 
-MAX_SPILLED_PER_FRAGMENT = 2 * KEPT_MAX
+MAX_SPILLED_PER_FRAGMENT = KEPT_MOST
 
 PER_GROUP_SIZE = 2
 """More of them for every member that a group should have: groups by hash may be twice as large, and a syncer

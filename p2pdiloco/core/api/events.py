@@ -62,12 +62,19 @@ class Send(Effect, frozen=True):
 
 
 class VoteRecord(Struct, frozen=True):
-    """Vote to be remembered for ever: in this term of this fragment ours went to this candidate."""
+    """Vote to be remembered for ever: in this term of this fragment ours went to this candidate. Of what we
+    attested (`MILESTONES`), the term is the target's number, and the candidate its digest."""
 
     fragment: int
     term: int
     candidate: str
     group: str = WHOLE_RUN
+    source: int = 0
+    """Number of the source that we attested."""
+
+
+MILESTONES = "milestones"
+"""Group of the votes that are attestations (`core.finality`)."""
 
 
 class UpdateRecord(Struct, frozen=True):

@@ -9,7 +9,15 @@ from __future__ import annotations
 import hashlib
 from typing import ClassVar
 
-from p2pdiloco.core.api.papers import FalseLabel, Proof, SignedShort, TwoVersions, TwoVotes, place_of
+from p2pdiloco.core.api.papers import (
+    FalseLabel,
+    Proof,
+    SignedShort,
+    TwoAttestations,
+    TwoVersions,
+    TwoVotes,
+    place_of,
+)
 from p2pdiloco.core.api.reasons import CastOutWhy
 from p2pdiloco.core.api.types import (
     Count,
@@ -242,5 +250,5 @@ Evidence = Proof | Statement
 def cause_of(evidence: Evidence) -> CastOutWhy:
     """Tell why a member may have done that without meaning to. Two lives of one identity sign two of the
     same thing; anything else that is false comes of no copy."""
-    signed_two = isinstance(evidence, TwoVersions | TwoVotes)
+    signed_two = isinstance(evidence, TwoVersions | TwoVotes | TwoAttestations)
     return CastOutWhy.TWO_LIVES if signed_two else CastOutWhy.UNSOUND

@@ -18,6 +18,7 @@ from msgspec import Meta, structs
 
 from p2pdiloco.core.api.reasons import AdmissionFault
 from p2pdiloco.core.api.types import (
+    Attestation,
     Contributor,
     Count,
     Digest,
@@ -29,6 +30,7 @@ from p2pdiloco.core.api.types import (
     Verify,
     Vote,
     Wire,
+    WorkLabel,
     merkle_root_of,
     signed_bytes,
 )
@@ -186,7 +188,51 @@ class FalseLabel(Wire, frozen=True, tag=True):
         return not verify(part.learner, signed_bytes("work", work), part.signature)
 
 
-Proof = TwoVersions | TwoVotes | FalseLabel
+class SignedWork(Wire, frozen=True):
+    """Label of a learner's work, which may attest milestones, with its signature."""
+
+    label: WorkLabel
+    signature: Signature
+
+    def signed(self, verify: Verify) -> bool:
+        """Tell whether its learner signed it."""
+        return verify(self.label.learner, signed_bytes("work", self.label), self.signature)
+
+
+class TwoAttestations(Wire, frozen=True, tag=True):
+    """Two attestations of one seat that an honest one never makes: two of one height, or one around the
+    other."""
+
+    first: SignedWork
+    second: SignedWork
+
+    def culprit(self) -> PeerId:
+        """Name the member that lied, if the proof holds."""
+        return self.first.label.learner
+
+    def words(self) -> str:
+        """Say for people what it did."""
+        return f"it attested two histories of fragment {self.first.label.fragment}"
+
+    def holds(self, run: str, verify: Verify) -> bool:
+        """Tell whether it proves what it says. At most two signatures are checked."""
+        one, other = self.first.label, self.second.label
+        if (one.run, one.fragment, one.learner) != (run, other.fragment, other.learner) or other.run != run:
+            return False
+        return excludes(one.attestation, other.attestation) and all(
+            work.signed(verify) for work in (self.first, self.second)
+        )
+
+
+def excludes(one: Attestation | None, other: Attestation | None) -> bool:
+    """Tell whether no honest seat makes both."""
+    if one is None or other is None or one == other:
+        return False
+    low, high = sorted((one, other), key=lambda each: each.target.number)
+    return low.target.number == high.target.number or high.source.number < low.source.number
+
+
+Proof = TwoVersions | TwoVotes | FalseLabel | TwoAttestations
 Paper = Admission | Word | Proof
 
 

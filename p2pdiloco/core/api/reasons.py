@@ -222,6 +222,8 @@ class VersionFault(Reason):
     PARENT_DIFFERS = "parent-differs", True, True
     UNELECTED = "unelected", True, False
     """Version of a syncer that does not show that it holds the office."""
+    NOT_FINAL = "not-final", False, False
+    """Version of a chain that does not have what is final in ours."""
     DIGEST_DIFFERS = "digest-differs", True, True
     """Outer step that has another result here than the header states, perhaps by a fault of ours."""
     FALSE_STATE = "false-state"
@@ -238,6 +240,8 @@ class VersionFault(Reason):
     """Papers that nobody signed, that change nothing, or that do not begin a term."""
     FALSE_TABLE = "false-table"
     """Watermarks other than follow from its parent's, or than its header commits to."""
+    FALSE_FINALITY = "false-finality"
+    """Version whose milestones are not what follows from its parent and its contributors."""
     FALSE_SCALE = "false-scale"
     """Version whose unit or reach is not what follows from its parent."""
     OUT_OF_SCALE = "out-of-scale"

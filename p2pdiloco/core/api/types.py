@@ -81,6 +81,8 @@ class Seat(Wire, frozen=True):
     """Version that ended it; 0: it stands."""
     turn: Count = 0
     """Number of what seats said of it, or what a lie or the end of its invite did, since that word."""
+    again: Count = 0
+    """Version that gave it once more, after an end; 0: none did."""
 
 
 class Stamp(Wire, order=True, frozen=True):
@@ -130,6 +132,42 @@ NEAR = 16
 """Factor by which the limits of a chain do not change while a partial merge is under way."""
 
 
+class Milestone(Wire, frozen=True):
+    """Version of a chain that its seats attest (`core.finality`)."""
+
+    number: Count
+    digest: Digest
+
+
+class Attestation(Wire, frozen=True):
+    """Word of a seat, in a label of its work, that it stands on both: a vote for a link of Casper FFG."""
+
+    source: Milestone
+    """Highest justified milestone of the chain when the target was made."""
+    target: Milestone
+
+
+GENESIS = Milestone(0, bytes(32))
+"""Version 0, which is justified and final in every chain of a run."""
+
+
+class Finality(Wire, frozen=True):
+    """Milestones of a chain and how far its seats have attested them, as its versions carry it."""
+
+    target: Milestone = GENESIS
+    """Newest milestone, below the version that says so."""
+    source: Milestone = GENESIS
+    """Highest justified milestone when the target was made."""
+    justified: bool = False
+    """True: so is the target by now."""
+    final: Milestone = GENESIS
+    before: Count = 0
+    """Number of the final version before that."""
+
+
+NOT_FINAL = Finality()
+
+
 class WorkLabel(Wire, frozen=True):
     """Label of a contribution as its learner signs it, over `signed_bytes("work", label)`. The signature goes
     into partial merges and versions: nobody can name another as the learner, or change what it says."""
@@ -142,6 +180,8 @@ class WorkLabel(Wire, frozen=True):
     tokens: Count
     inner_steps: Count
     payload_digest: Digest
+    attestation: Attestation | None = None
+    """Its word on milestones (`core.finality`): once for each, if it has a seat."""
 
 
 UNMEASURED = -128
@@ -165,6 +205,7 @@ class Contributor(Wire, frozen=True):
     after: Stamp = NEVER
     """Stamp after which it comes: that of its learner in the chain which the merge goes on with."""
     payload_digest: Digest = bytes(32)
+    attestation: Attestation | None = None
     signature: Signature = b""
     """The learner's, of its `WorkLabel`."""
     trust: Annotated[int, Meta(ge=LEAST_TRUST, le=FULL_TRUST)] = FULL_TRUST
@@ -188,6 +229,7 @@ class Contributor(Wire, frozen=True):
             self.tokens,
             self.inner_steps,
             self.payload_digest,
+            self.attestation,
         )
 
 
@@ -209,6 +251,8 @@ class Watermark(Wire, frozen=True):
     last: Annotated[bytes, Meta(max_length=8)] = b""
     """First bytes of the digest of its newest contribution's payload, by which copies of it are known
     (`core.chain.earned`); empty: not known."""
+    attested: Count = 0
+    """Number of the newest target of this chain that it attested."""
 
 
 def table_digest(table: tuple[Watermark, ...]) -> bytes:
@@ -256,6 +300,7 @@ class ShortHeader(HeaderStart, frozen=True):
     partials: Digest
     """Merkle root over the encoded partials, in their order."""
     repairs: Digest | None = None
+    finality: Finality = NOT_FINAL
 
     def digest(self) -> bytes:
         """Compute SHA-256 of the canonical encoding: the digest of the version."""
@@ -292,6 +337,7 @@ class ContributionHeader(Wire, frozen=True):
     codec: Annotated[str, Meta(max_length=16)]
     due: bool
     """True: the learner's schedule asked for it; false: it answers a closing call."""
+    attestation: Attestation | None = None
 
 
 class SignedContribution(Wire, frozen=True):
@@ -305,7 +351,14 @@ class SignedContribution(Wire, frozen=True):
         """Make its part in a merge."""
         h = self.header
         return Contributor(
-            h.learner, h.stamp, h.tokens, h.inner_steps, h.after, h.payload_digest, self.signature
+            h.learner,
+            h.stamp,
+            h.tokens,
+            h.inner_steps,
+            h.after,
+            h.payload_digest,
+            h.attestation,
+            self.signature,
         )
 
 

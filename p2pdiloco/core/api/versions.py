@@ -24,6 +24,7 @@ from p2pdiloco.core.api.types import (
     MAX_CONTRIBUTORS,
     MOST_SCORE,
     NO_LIMITS,
+    NOT_FINAL,
     NOTHING,
     UNCLEAR,
     UNMEASURED,
@@ -33,6 +34,7 @@ from p2pdiloco.core.api.types import (
     Contributor,
     Count,
     Digest,
+    Finality,
     GroupId,
     Head,
     HeaderStart,
@@ -75,6 +77,9 @@ class VersionHeader(HeaderStart, frozen=True):
     repairs: Digest | None = None
     """Digest of an earlier version, a false one, whose update is taken back in this one's, and the true one
     added (docs/protocol/audits.md, section 4)."""
+    finality: Finality = NOT_FINAL
+    """Milestones of its chain, and how far they are attested: it follows from its parent and its
+    contributors."""
     papers: Annotated[tuple[Paper, ...], Meta(max_length=MAX_PAPERS)] = ()
     """Papers by which the seats of its table are others than its parent's. Its name does not cover them: the
     table follows from them."""

@@ -239,6 +239,8 @@ class FragmentRow(Row, kw_only=True):
     """Peer id of the member that made the newest version, as syncer of the topmost group."""
     level: Natural | None = None
     """Highest level of groups on which this node is a syncer, 0 for leaves; None: it is none."""
+    final: Natural = 0
+    """Newest version that two thirds of the seats have said not to leave."""
 
 
 class NewestRow(Row, kw_only=True):

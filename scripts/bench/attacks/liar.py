@@ -56,8 +56,8 @@ def lying(lie: Lie, sign: Path) -> None:
         told = lie.delta(lie.aimed(Own(base - local, rows, moved)))
         return honest_encode(self, fragment, told, local.new_zeros(local.shape))
 
-    def false_label(context: Any, pending: Any) -> Any:
-        signed = honest_label(context, pending)
+    def false_label(context: Any, pending: Any, attestation: Any) -> Any:
+        signed = honest_label(context, pending, attestation)
         if not lies("labels"):
             return signed
         false = structs.replace(signed, header=lie.label(signed.header))

@@ -27,7 +27,9 @@ from p2pdiloco.core.api.types import (
     USUAL_SCORE,
     WHOLE_RUN,
     Contributor,
+    Finality,
     MergeLimits,
+    Milestone,
     Stamp,
     signed_bytes,
 )
@@ -141,9 +143,9 @@ def test_refusal_names_what_is_wrong(wire: bytes, reason: str) -> None:
 def test_the_wire_format_is_what_the_version_number_says() -> None:
     # If this fails, peers of two builds no longer understand each other: raise WIRE_VERSION with it.
     message = msg.Closing("all", 3, 5, 8, 0.25)
-    assert WIRE_VERSION == 32
+    assert WIRE_VERSION == 33
     assert msg.encode(RUN, message).hex() == (
-        "9320a372756e96a7436c6f73696e67a3616c6c030508cb3fd0000000000000"
+        "9321a372756e96a7436c6f73696e67a3616c6c030508cb3fd0000000000000"
     )
 
 
@@ -320,6 +322,7 @@ def test_no_field_changes_without_the_name(field: str) -> None:
     others = {str: "other", int: 77, float: 0.77, bytes: b"\7" * 32, MergeLimits: MergeLimits(77, 7.0)}
     others[type(None)] = b"\7" * 32
     others[tuple] = (MergedPartial("1/0/0", "p1", bytes(32), b""),)
+    others[Finality] = Finality(Milestone(8, b"\7" * 32))
     other = others[type(value)]
     assert replace(header, **{field: other}).digest() != header.digest()
 

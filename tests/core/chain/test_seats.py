@@ -100,7 +100,7 @@ def test_the_run_files_seats_are_those_of_version_0_alone() -> None:
         pytest.param(
             [(3, [word("a", 1, seated=False)]), (4, [word("a", 2)])],
             "a",
-            Seat(6, 0, "", 2),
+            Seat(6, 0, "", 2, again=4),
             id="a-newer-word-begins-it-again-at-another-place",
         ),
         pytest.param(
@@ -264,7 +264,7 @@ def lie(of: str) -> TwoVotes:
         pytest.param(
             [(4, [said("a", "b", "c", "d", seated=False)]), (5, [word("a", 1)])],
             "a",
-            Seat(6, 0, "", 1),
+            Seat(6, 0, "", 1, again=5),
             id="the-owner-says-otherwise",
         ),
         pytest.param(
@@ -276,7 +276,7 @@ def lie(of: str) -> TwoVotes:
         pytest.param(
             [(4, [said("a", "b", "c", "d", seated=False)]), (5, [said("a", "b", "c", "e", turn=2)])],
             "a",
-            Seat(6, 0, turn=2),
+            Seat(6, 0, turn=2, again=5),
             id="of-the-seats-that-are-left-more-than-half",
         ),
         pytest.param(

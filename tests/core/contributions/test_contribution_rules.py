@@ -27,8 +27,8 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import FetchFailure, Suspicion, Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, SignedContribution, Stamp, Watermark
-from p2pdiloco.core.api.versions import MemberList, SignedVersion
-from p2pdiloco.core.chain import STRANGERS_S, Chain, Witnesses
+from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.chain import Chain, Witnesses
 from p2pdiloco.core.contributions import ELSEWHERE, MOST_AHEAD, MOST_MISSES
 from p2pdiloco.core.pending import (
     IN_MEMORY,
@@ -95,6 +95,7 @@ def test_a_follower_checks_some_of_very_many_a_syncer_all(monkeypatch: pytest.Mo
 
 # Forks: what our chain has merged is kept until beyond doubt, and sent again if the chain loses.
 
+PEERS = ("p1", "p2", "p3", "p4")
 OURS = 4
 """Tokens per step and steps of our contributions: 40 tokens each."""
 
@@ -113,8 +114,8 @@ def merged(solo: Solo, count: int, first: int = 1) -> list[ev.Effect]:
 
 
 def alone(count: int) -> Solo:
-    """A node whose `count` contributions are merged in versions that p2 has not reported."""
-    solo = Solo(config(term_versions=1000), heads=(genesis(0).header.head(),))
+    """A node whose `count` contributions are merged in versions that no other of five seats has reported."""
+    solo = Solo(config(term_versions=1000), PEERS, heads=(genesis(0).header.head(),))
     solo.learn()
     solo.elect("p1")
     merged(solo, count)
@@ -270,16 +271,6 @@ def test_who_vanished_may_come_back_with_another_chain() -> None:
     assert found(solo.wait(3.0, silent=("p2",)), ev.DiscardContribution)
 
 
-def test_who_is_listed_and_not_heard_may_bring_another_chain() -> None:
-    """Beyond a cut link there was a second chain (storm seed 5610)."""
-    solo = alone(1)
-    solo.heard["heads"] = solo.heads()
-    solo.feed(ev.PresenceSeen(MemberList((("p2", 1), ("far", 1)))))
-    assert not found(solo.wait(60.0), ev.DiscardContribution)
-    solo.peers = (*solo.peers, "far")
-    assert found(solo.wait(60.0), ev.DiscardContribution)
-
-
 def test_who_said_good_bye_holds_nothing_back() -> None:
     solo = alone(1)
     solo.heard["heads"] = solo.heads()
@@ -327,42 +318,66 @@ def test_nothing_is_let_go_of_while_the_middle_is_being_combined() -> None:
     assert 1000 in let_go, "everybody left has all of it"
 
 
-def test_strangers_hold_up_what_is_beyond_doubt_for_two_minutes() -> None:
-    """One that names no head at all would keep everything, for ever."""
+def test_nobody_without_a_seat_holds_anything_back() -> None:
+    """A side without a seat makes no versions."""
     solo = alone(3)
     solo.heard["heads"] = solo.heads()
     solo.peers = (*solo.peers, "s1")
     solo.says["s1"] = {"heads": ()}
-    assert not solo.core.shared.has_seat("s1")
-    effects = solo.wait(STRANGERS_S - 5.0)
-    assert not found(effects, ev.DiscardContribution), "it may have another chain"
-    assert [e.ticket for e in found(solo.wait(10.0), ev.DiscardContribution)] == [1, 2, 3]
+    assert [e.ticket for e in found(solo.wait(60.0), ev.DiscardContribution)] == [1, 2, 3]
 
 
-def test_who_was_let_in_holds_it_up_for_as_long_as_it_may_have_another_chain() -> None:
-    chain = Chain(tuple(branch(3)), (), keep=16)
-    witnesses = Witnesses(chain, durable_s=20.0)
-    for now in range(0, 300, 2):
-        assert witnesses.review(["new"], float(now)) == -1
-        assert witnesses.review([], float(now), ["new"]) == (-1 if now < STRANGERS_S else 3)
-    witnesses.heard("new", chain.head, 300.0)
-    chain.extend(child(chain.header))
-    assert witnesses.review([], 300.0, ["new"]) == 3, "of what is newer it is asked again"
-    other = branch(5, syncer="p2")[5]
-    chain.replace(other, table(other))
-    assert witnesses.review([], 302.0, ["new"]) == -1, "what our chain has now, it has for no time"
+def witnesses(log: list[SignedVersion], now: float = 0.0) -> Witnesses:
+    """Of the five seats' versions, as we see it."""
+    chain = Chain(tuple(log), table(log[-1]), keep=64)
+    return Witnesses(chain, "me", config().timing, now)
+
+
+def say(seen: Witnesses, now: float, **heads: SignedVersion) -> None:
+    """They have had that for long."""
+    for at_s in (now - 30.0, now - 5.0, now):
+        for peer, version in heads.items():
+            seen.heard(peer, version.header.head(), at_s)
+
+
+def test_what_a_third_of_the_seats_lack_is_in_doubt_however_long_they_are_away() -> None:
+    log = branch(9)
+    seen = witnesses(log)
+    say(seen, 100.0, p1=log[9], p2=log[7], p3=log[5], p4=log[3])
+    assert seen.review(100.0) == (3, [3, 5, 7, 9])
+    say(seen, 9000.0, p1=log[9], p2=log[7])
+    assert seen.review(9000.0) == (5, [3, 5, 7, 9]), "of five, four have it"
+    say(seen, 9100.0, p3=log[8])
+    assert seen.review(9200.0)[0] == 7
+    assert seen.review(99999.0)[0] == 7, "of five, two may be on another side"
+
+
+def test_who_was_never_heard_may_bring_another_chain_for_a_while() -> None:
+    log = branch(9)
+    seen = witnesses(log)
+    three = dict.fromkeys(("p1", "p2", "p3"), log[9])
+    say(seen, 100.0, **three)
+    assert seen.review(100.0) == (-1, [-1, 9, 9, 9])
+    say(seen, 5000.0, **three)
+    assert seen.review(5000.0) == (9, [-1, 9, 9, 9])
+
+
+def test_of_another_chain_all_are_asked_anew() -> None:
+    log, other = branch(3), branch(5, syncer="p2")[5]
+    seen = witnesses(log)
+    say(seen, 100.0, **dict.fromkeys(PEERS, log[3]))
+    assert seen.review(100.0)[0] == 3
+    seen._chain.replace(other, table(other))
+    assert seen.review(102.0)[0] == -1, "what our chain has now, they have for no time"
 
 
 def test_who_was_merged_lately_has_what_came_before() -> None:
     """All that is known of members of other groups: they do not report their heads to us."""
-    log = branch(9, learners=("far",))
-    chain = Chain(tuple(log), (Watermark("far", Stamp(1, 9), 9),), keep=16)
-    witnesses = Witnesses(chain, durable_s=20.0)
-    witnesses.count_merged(3, 100.0)
-    assert witnesses.review(["far"], 100.0) == -1, "a crash may take it back"
-    witnesses.count_merged(3, 121.0)
-    assert witnesses.review(["far"], 121.0) == 9 - 1 - 3
-    assert witnesses.review(["far", "unheard"], 121.0) == -1
+    seen = witnesses(branch(9, learners=PEERS))
+    seen.count_merged(3, 100.0)
+    assert seen.review(100.0)[0] == -1, "a crash may take it back"
+    seen.count_merged(3, 121.0)
+    assert seen.review(121.0)[0] == 9 - 1 - 3
 
 
 # An orderly end over a bad link loses nothing: what the next life takes up (docs/protocol/exactly-once.md,

@@ -28,9 +28,9 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment, Timing
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Reach
-from p2pdiloco.core.api.versions import MemberList, Plan, SignedVersion
+from p2pdiloco.core.api.versions import Plan, SignedVersion
 from p2pdiloco.core.delegate import MAX_ASKED, LeafElectorate, UpperElectorate
-from p2pdiloco.core.members import LISTEN_S, MAX_KNOWN, NEWCOMERS_A_BEAT, Health, Vanished, View
+from p2pdiloco.core.members import LISTEN_S, MAX_KNOWN, NEWCOMERS_A_BEAT, Health, View
 
 
 def heartbeat(incarnation: int = 1) -> msg.Progress:
@@ -503,57 +503,6 @@ def test_who_wakes_listens_before_it_stands() -> None:
     while not sent(effects, msg.VoteRequest) and solo.now < begun_s + 10.0:
         effects = solo.wait(0.05, silent=("p1",))
     assert LISTEN_S <= solo.now - begun_s < 5.0
-
-
-# Who is not heard any more, in runs of thousands: an answer is kept until something changes.
-
-ROSTER = MemberList((("beside", 1), ("elsewhere", 1)))
-NEIGHBOURS = {"beside"}
-
-
-def gone(*peers: str) -> Vanished:
-    vanished = Vanished(4)
-    for since_s, peer in enumerate(peers):
-        vanished.add(peer, float(since_s))
-    return vanished
-
-
-def test_who_is_listed_elsewhere_does_not_count() -> None:
-    assert gone("elsewhere", "unlisted", "beside").counting(ROSTER, NEIGHBOURS) == ["unlisted", "beside"]
-
-
-def test_an_answer_is_kept_until_something_changes() -> None:
-    vanished = gone("elsewhere", "unlisted", "beside")
-    first = vanished.counting(ROSTER, NEIGHBOURS)
-    assert vanished.counting(ROSTER, set(NEIGHBOURS)) is first
-    assert vanished.counting(ROSTER, {"elsewhere"}) == ["elsewhere", "unlisted"]
-    assert vanished.counting(MemberList(()), set()) == ["elsewhere", "unlisted", "beside"]
-    vanished.heard("unlisted")
-    assert vanished.counting(ROSTER, NEIGHBOURS) == ["beside"]
-    vanished.put("stranger", 9.0)
-    assert vanished.counting(ROSTER, NEIGHBOURS) == ["beside", "stranger"]
-    vanished.expire(5.0)
-    assert vanished.counting(ROSTER, NEIGHBOURS) == ["stranger"]
-
-
-def test_who_is_silent_for_too_long_is_forgotten() -> None:
-    vanished = gone("a", "b", "c")
-    vanished.put("a", 7.0)
-    vanished.add("b", 9.0)
-    vanished.expire(1.0)
-    assert list(vanished) == ["a", "b", "c"], "whom we already missed was silent before"
-    vanished.expire(2.0)
-    assert list(vanished) == ["a", "c"]
-    vanished.expire(100.0)
-    assert not len(vanished)
-
-
-def test_the_first_are_forgotten_beyond_the_bound() -> None:
-    vanished = gone("a", "b", "c", "d", "e")
-    assert vanished.full
-    assert len(vanished.counting(MemberList(()), set())) == 5
-    vanished.shrink()
-    assert list(vanished) == vanished.counting(MemberList(()), set()) == ["b", "c", "d", "e"]
 
 
 def test_of_what_a_claimant_has_shown_the_best_of_its_newest_term_counts() -> None:

@@ -315,9 +315,7 @@ def test_nothing_brings_it_back_into_the_view() -> None:
     told(solo)
     view, now = solo.core.shared.view, solo.now
     view.listed("p1", 9, now)
-    view.remember(["p1"], now)
     assert not view.may_come("p1", now) and not view.heard("p1", progress(()), now)
-    assert "p1" not in view.may_fork(now, MemberList(()), None)
 
 
 def test_its_word_on_versions_counts_no_more_though_we_had_its_certificate() -> None:

@@ -350,7 +350,9 @@ def test_the_longest_labels_fit_into_a_header(tmp_path: Path) -> None:
     run, vault = open_run(signed_run(tmp_path).signed, Identity.generate())
     stamp = Stamp(2_000_000_000_000, 1_000_000)
     peers = [f"12D3KooW{i:044d}" for i in range(MAX_CONTRIBUTORS)]
-    parts = tuple(Contributor(peer, stamp, 1 << 30, 100_000, stamp, bytes(32), bytes(64)) for peer in peers)
+    parts = tuple(
+        Contributor(peer, stamp, 1 << 30, 100_000, stamp, bytes(32), None, bytes(64)) for peer in peers
+    )
     limits = MergeLimits(1 << 40, 1.5, 3.0)
     below = tuple(
         MergedPartial(f"99/9/{n}", peers[n], bytes(32), bytes(64), limits) for n in range(MAX_PARTIALS)

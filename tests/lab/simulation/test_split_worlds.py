@@ -50,10 +50,6 @@ def healed(world: World, sides: Sides, heals_s: float) -> SeedResult:
     return world.run()
 
 
-@known_flaw(
-    "merged work is let go of once those that may lack it were silent for the fork horizon: a longer split"
-    " loses the lighter side's"
-)
 def test_a_split_that_lasts_longer_than_the_fork_horizon_loses_no_work() -> None:
     plan = plan_of(8, until_s=85.0)
     timing = replace(plan.config.timing, fork_horizon_s=30.0)

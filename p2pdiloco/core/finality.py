@@ -1,0 +1,77 @@
+"""Finality of a chain: which of its versions no honest majority will ever leave (Casper FFG).
+
+Rules: docs/protocol/forks.md, section 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from p2pdiloco.core.api.types import Finality, Milestone, Seat, Watermark
+from p2pdiloco.core.api.versions import VersionHeader
+
+FIRST = 8
+"""Number of the first milestone. Each has twice the number of the one before: half of a run's life is time
+enough for whoever comes by now and then, however fast its versions are, and nobody has to choose a time."""
+
+
+def is_milestone(number: int) -> bool:
+    """Tell whether the version of that number is a milestone."""
+    return number >= FIRST and not number & (number - 1)
+
+
+def opened(known: Finality, parent: Milestone) -> Finality:
+    """Compute what is attested upon a version: itself, if it is a milestone."""
+    if not is_milestone(parent.number):
+        return known
+    source = known.target if known.justified else known.source
+    return replace(known, target=parent, source=source, justified=False)
+
+
+def advance(known: Finality, parent: Milestone, table: Iterable[Watermark]) -> Finality:
+    """Compute the finality of a child, of its parent's, its parent, and its own table.
+
+    A link counts if two thirds of each of two rosters attest it, by the time of the next milestone: the seats
+    of the last two final versions. So a roster has been final before it decides alone. The link justifies its
+    target, and its source is final if there is no milestone between them.
+    """
+    known = opened(known, parent)
+    if known.justified or not _linked(known, table):
+        return known
+    if known.target.number != max(FIRST, 2 * known.source.number):
+        return replace(known, justified=True)
+    return replace(known, justified=True, final=known.source, before=known.final.number)
+
+
+def keeps(final: Milestone, version: VersionHeader) -> bool:
+    """Tell whether a chain that ends in that version may have this one, which is final in ours: it shows it
+    among its milestones, or is final beyond it."""
+    upon = version.finality
+    shown = {each.number: each.digest for each in (upon.final, upon.source, upon.target)}
+    shown[version.number] = version.digest()
+    if final.number in shown:
+        return not final.number or shown[final.number] == final.digest
+    return upon.final.number > final.number
+
+
+def _linked(known: Finality, table: Iterable[Watermark]) -> bool:
+    """Tell whether the link from source to target has two thirds of both rosters. A roster is the seats that
+    stand at the target, and began by its version, or with the oldest of them."""
+    target = known.target.number
+    if not target:
+        return False
+    votes = [(mark.seat, mark.attested == target) for mark in table if mark.seat]
+    seats = [(max(seat.since, seat.again), attests) for seat, attests in votes if _stood(seat, target)]
+    first = min((begun for begun, _ in seats), default=0)
+    for number in (known.before, known.final.number):
+        roster = [attests for begun, attests in seats if begun <= max(number, first)]
+        if 3 * sum(roster) < 2 * len(roster):
+            return False
+    return any(attests for _, attests in seats)
+
+
+def _stood(seat: Seat, number: int) -> bool:
+    """Tell whether a seat had not ended by that version."""
+    return seat.place > 0 and not 0 < seat.ended <= number
