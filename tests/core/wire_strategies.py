@@ -14,19 +14,31 @@ from p2pdiloco.core.api.evidence import (
     Statement,
     short_of,
 )
-from p2pdiloco.core.api.papers import FalseLabel, Proof, SignedShort, TwoVersions, TwoVotes, Word
+from p2pdiloco.core.api.papers import (
+    FalseLabel,
+    Proof,
+    SignedShort,
+    SignedWork,
+    TwoAttestations,
+    TwoVersions,
+    TwoVotes,
+    Word,
+)
 from p2pdiloco.core.api.reasons import VoteRefusal
 from p2pdiloco.core.api.types import (
     NO_LIMITS,
+    Attestation,
     Certificate,
     ContributionHeader,
     Contributor,
     Head,
+    Milestone,
     Reach,
     SignedContribution,
     Stamp,
     Vote,
     VoteBody,
+    WorkLabel,
 )
 from p2pdiloco.core.api.versions import PartialLabel, SignedVersion, VersionHeader
 
@@ -93,7 +105,22 @@ def proofs(groups: Draw[str] = texts, fragments: Draw[int] = counts, peers: Draw
     shorts, two = short_headers(fragments, groups), votes(peers, fragments)
     part = st.builds(Contributor, texts, stamps(), counts, counts)
     way = tuples(st.tuples(st.booleans(), digests))
+    milestones = st.builds(Milestone, counts, digests)
+    works = st.builds(
+        WorkLabel,
+        texts,
+        fragments,
+        peers,
+        stamps(),
+        stamps(),
+        counts,
+        counts,
+        digests,
+        st.none() | st.builds(Attestation, milestones, milestones),
+    )
+    signed = st.builds(SignedWork, works, signatures)
     return st.one_of(
+        st.builds(TwoAttestations, signed, signed),
         st.builds(TwoVersions, shorts, shorts),
         st.builds(TwoVotes, two, two),
         st.builds(FalseLabel, shorts, part, way),

@@ -9,7 +9,7 @@ from disk_kit import RUN, chain, checkpoint_path, loaded_number, payload_of, sav
 from safetensors.numpy import load_file
 
 from p2pdiloco.adapters.run_store import COMPACT_ABOVE_BYTES, KEPT_GROUPS, RunStore
-from p2pdiloco.core.api.events import VoteRecord
+from p2pdiloco.core.api.events import MILESTONES, VoteRecord
 from p2pdiloco.core.api.papers import TwoVotes
 from p2pdiloco.core.api.types import Vote, VoteBody
 from p2pdiloco.errors import InvariantViolation
@@ -97,6 +97,7 @@ def test_a_second_vote_in_a_term_is_a_bug_of_ours(tmp_path: Path) -> None:
 def test_votes_are_kept_by_group_and_the_groups_of_the_past_are_let_go(tmp_path: Path) -> None:
     store = RunStore(tmp_path, RUN)
     store.save_vote(VoteRecord(0, 1, "whole"))
+    store.save_vote(VoteRecord(0, 8, "00ff", MILESTONES))
     store.save_vote(VoteRecord(1, 4, "other", "0/0/1"))
     last = KEPT_GROUPS + 9
     for epoch in range(last + 1):
@@ -105,9 +106,10 @@ def test_votes_are_kept_by_group_and_the_groups_of_the_past_are_let_go(tmp_path:
     store.save_vote(VoteRecord(0, 9, "root", f"{last}/1/0"))
     kept = RunStore(tmp_path, RUN).votes()
     assert kept == store.votes()
+    assert kept[0, MILESTONES] == VoteRecord(0, 8, "00ff", MILESTONES)
     assert kept[0, "all"].candidate == "whole" and kept[1, "0/0/1"].candidate == "other"
     assert kept[0, f"{last}/1/0"].term == 9 and kept[0, f"{last}/0/3"].term == 8
-    groups = [group for fragment, group in kept if fragment == 0 and group != "all"]
+    groups = [group for fragment, group in kept if fragment == 0 and "/" in group]
     assert len(groups) == KEPT_GROUPS and "9/0/3" not in groups
     with pytest.raises(InvariantViolation):
         store.save_vote(VoteRecord(0, 8, "somebody else", f"{last}/0/3"))

@@ -36,9 +36,17 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.evidence import MAX_PROOFS, cause_of, false_label, fingerprint, short_of, two_versions
 from p2pdiloco.core.api.messages import Proven, decode, encode
-from p2pdiloco.core.api.papers import FalseLabel, Proof, SignedShort, TwoVersions, TwoVotes
+from p2pdiloco.core.api.papers import (
+    FalseLabel,
+    Proof,
+    SignedShort,
+    SignedWork,
+    TwoAttestations,
+    TwoVersions,
+    TwoVotes,
+)
 from p2pdiloco.core.api.reasons import CastOutWhy, MessageFault, Verdict
-from p2pdiloco.core.api.types import Contributor, Stamp
+from p2pdiloco.core.api.types import Attestation, Contributor, Milestone, Stamp
 from p2pdiloco.core.api.versions import MemberList, SignedVersion
 from p2pdiloco.core.audit_state import Excluded
 from p2pdiloco.release import WIRE_VERSION
@@ -70,8 +78,19 @@ def two(**odd: object) -> TwoVersions:
     return TwoVersions(short(version()), short(version(LEARNERS[:8]), **odd))
 
 
+def attests(target: int, source: int = 0, of: int = 1, by: str = "p1", fragment: int = 0) -> SignedWork:
+    """Work that attests a link between versions of those numbers, of one history or another."""
+    link = Attestation(Milestone(source, bytes(32)), Milestone(target, bytes([of]) * 32))
+    part = Contributor(by, Stamp(1, target), 40, 4, attestation=link)
+    label = part.work(RUN, fragment)
+    return SignedWork(label, sign(by, "work", label))
+
+
 GOOD: list[Callable[[], Proof]] = [
     two,
+    lambda: TwoAttestations(attests(16), attests(16, of=2)),
+    lambda: TwoAttestations(attests(16), attests(16, source=8)),
+    lambda: TwoAttestations(attests(32), attests(16, source=8)),
     lambda: TwoVotes(vote("p1", "p2", 3), vote("p1", "p3", 3)),
     lambda: false_label(falsely_labelled(), 4),
 ]
@@ -88,6 +107,13 @@ def test_what_is_proved(made: Callable[[], Proof]) -> None:
 
 
 BAD: dict[str, Callable[[], Proof]] = {
+    "one attestation": lambda: TwoAttestations(attests(16), attests(16)),
+    "attestations one after the other": lambda: TwoAttestations(attests(16), attests(32, source=8)),
+    "attestations of two fragments": lambda: TwoAttestations(attests(16), attests(16, of=2, fragment=1)),
+    "attestations of two seats": lambda: TwoAttestations(attests(16), attests(16, of=2, by="p2")),
+    "work that attests nothing": lambda: TwoAttestations(
+        attests(16), SignedWork(replace(attests(16).label, attestation=None), b"")
+    ),
     "one version": lambda: TwoVersions(short(version()), short(version())),
     "another parent": lambda: two(parent=bytes(32)),
     "another term": lambda: two(term=2),
