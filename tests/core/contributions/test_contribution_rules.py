@@ -308,22 +308,22 @@ def test_what_is_kept_is_bounded_and_the_middle_is_combined() -> None:
 
 
 def test_what_a_seat_has_is_never_combined_with_what_it_may_lack() -> None:
-    """All have the first twenty, and go. Their chain branched off somewhere in the five after that."""
-    solo, many = alone(20), KEPT_MAX + 40
-    solo.heard["heads"] = solo.heads()
+    """One seat has nothing. Three have the first twenty: their chain branches off two later."""
+    solo, many = alone(20), KEPT_MAX + 60
+    solo.heard["heads"], solo.says["p4"] = solo.heads(), {"heads": (genesis(0).header.head(),)}
     solo.wait(45.0)
-    assert not solo.fragment.own.keeps
     solo.heard["heads"] = (genesis(0).header.head(),)
-    merged(solo, 5, first=21)
-    for sequence in range(26, many + 1):
-        effects = merged(solo, 1, first=sequence)
-        for job in found(effects, ev.Combine):
+    combined: list[int] = []
+    for sequence in range(21, many + 1):
+        for job in found(merged(solo, 1, first=sequence), ev.Combine):
+            combined += job.tickets
             solo.answer(job, ev.Combined(1000 + sequence, digest("sum", sequence), 100))
     assert len(solo.fragment.own._kept) <= KEPT_MAX + 1
-    effects = switch(solo, branch(many + 9, syncer="p2")[many + 9], watermark=Stamp(1, 23))
-    solo.elect("p1", term=30, start=many + 9)
+    assert not {*range(1, 9), *range(21, 29)}.intersection(combined) and {9, 20, 29} <= {*combined}
+    effects = switch(solo, branch(many + 9, syncer="p2")[many + 9], watermark=Stamp(1, 22))
+    solo.elect("p1", term=40, start=many + 9)
     again = offered(solo, answer(solo, effects, ticket=3000))
-    assert again.signed.header.tokens == 40 * (many - 23) and "given up" not in str(effects)
+    assert again.signed.header.tokens == 40 * (many - 22) and "given up" not in str(effects)
 
 
 def test_nothing_is_let_go_of_while_the_middle_is_being_combined() -> None:
