@@ -459,23 +459,24 @@ class Doubts:
     """
 
     def __init__(self) -> None:
-        self._until: BoundedDict[str, tuple[int, float, float]] = BoundedDict(MAX_DOUBTED)
-        """Holders that failed last time: (failures in a row, left alone until, left alone until if nobody
-        else has it)."""
+        self._until: BoundedDict[str, tuple[int, int, float, float]] = BoundedDict(MAX_DOUBTED)
+        """Holders that failed last time: (failures in a row, those by their own fault, left alone until, left
+        alone until if nobody else has it)."""
         self._in_a_row = 0
         self.again_s = NOW_S
         """Time before which nobody is asked who failed last time, whoever that is."""
 
     def add(self, peer: str, fault: bool, retry_s: float, now: float, waited_s: float = 0.0) -> None:
         """Count a failure of the holder, by its own fault or not. `waited_s`: how long we waited for it."""
-        count = self._until[peer][0] + 1 if peer in self._until else 1
+        failures, faults, *_ = self._until.get(peer, (0, 0))
+        count, faults = failures + 1, faults + fault
         self._in_a_row += 1
         self.again_s = now + backoff_s(retry_s, self._in_a_row)
-        pause_s = backoff_s(DISTRUST_S, count) if fault else min(BUSY_S, retry_s * 2.0 ** min(count - 1, 16))
+        pause_s = backoff_s(DISTRUST_S, faults) if fault else min(BUSY_S, retry_s * 2.0 ** min(count - 1, 16))
         if count > 1:
             pause_s = max(pause_s, min(WASTED_TIMES * waited_s, WASTED_S))
         lonely_s = backoff_s(LONELY_S, count) if count <= LONELY_TIMES else pause_s
-        self._until[peer] = (count, now + pause_s, now + min(pause_s, lonely_s))
+        self._until[peer] = (count, faults, now + pause_s, now + min(pause_s, lonely_s))
 
     def __contains__(self, peer: str) -> bool:
         """Tell whether the holder failed last time."""
@@ -495,13 +496,13 @@ class Doubts:
         if clean or now < self.again_s:
             return clean
         found = {peer: self._until[peer] for peer in peers}
-        trusted = {peer for peer, (_, until_s, _) in found.items() if until_s <= now}
-        return trusted or {peer for peer, (_, _, lonely_s) in found.items() if lonely_s <= now}
+        trusted = {peer for peer, (*_, until_s, _) in found.items() if until_s <= now}
+        return trusted or {peer for peer, (*_, lonely_s) in found.items() if lonely_s <= now}
 
     def first_s(self, peers: Iterable[str]) -> float | None:
         """Find when the first of these may be asked if nobody else can be; None: there are none."""
         return min(
-            (max(self._until[peer][2], self.again_s) if peer in self._until else NOW_S for peer in peers),
+            (max(self._until[peer][-1], self.again_s) if peer in self._until else NOW_S for peer in peers),
             default=None,
         )
 

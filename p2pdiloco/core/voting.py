@@ -416,13 +416,14 @@ def binds(
     context: FragmentContext, certificate: Certificate, electorate: Electorate, now: float, half: bool = False
 ) -> bool:
     """Tell whether those who voted are still a majority of those that vote here today, or `half` of them; or
-    more than half of all seats of our leaf group, whoever is here."""
-    gave = electorate.count((vote.body.voter for vote in certificate.votes), now)
-    enough = 2 * gave + half > electorate.size(now)
-    if not enough and certificate.group == context.leaf.name:
+    more than half of all seats of our leaf group, whoever is here. In that group a seat that voted and that
+    we do not hear counts as here: the holder hears it."""
+    gave, here = electorate.count((vote.body.voter for vote in certificate.votes), now), electorate.size(now)
+    if certificate.group == context.leaf.name:
         voted, parts = context.voted(certificate)
-        enough = 2 * voted > parts
-    return enough
+        unheard = max(0, voted - gave)
+        return 2 * (gave + unheard) + half > here + unheard or 2 * voted > parts
+    return 2 * gave + half > here
 
 
 def why_not_certified(
