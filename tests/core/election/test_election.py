@@ -219,6 +219,18 @@ def test_only_our_own_majority_is_believed(reason: str, voters: tuple[str, ...],
     assert solo.fragment.office.syncer == "p1"
 
 
+@pytest.mark.parametrize(("voters", "follows"), [(("p1",), None), (("p1", "p2"), "p1")])
+def test_a_seat_that_voted_and_that_we_do_not_hear_counts_as_here(
+    voters: tuple[str, ...], follows: str | None
+) -> None:
+    """Of five seats we hear one: the syncer, which another hidden seat has elected (storm seed 29)."""
+    solo = Solo(peers=("p1",))
+    solo.message("p1", msg.Elected(certificate("p1", voters)))
+    assert solo.fragment.office.syncer == follows
+    solo.wait(10.0)
+    assert (solo.fragment.office.term == 1) == bool(follows), "for as long as it is in office"
+
+
 def test_a_forged_vote_spoils_a_certificate() -> None:
     solo = Solo(peers=PEERS)
     good = certificate("p1", ("p1", "p2", "p3"))

@@ -330,6 +330,16 @@ def test_others_are_asked_instead_for_a_while() -> None:
     assert doubts.open(["a"], 4 * DISTRUST_S) == {"a"}
 
 
+def test_failures_that_are_nobodys_fault_make_no_pause_after_something_false_longer() -> None:
+    doubts = Doubts()
+    for _ in range(5):
+        doubts.add("a", False, 0.5, now=0.0)
+    doubts.add("a", True, 0.5, now=0.0)
+    assert doubts.open(["a"], DISTRUST_S) == {"a"}
+    doubts.add("a", True, 0.5, now=0.0)
+    assert not doubts.open(["a"], DISTRUST_S)
+
+
 def test_one_damaged_payload_of_the_only_holder_costs_seconds() -> None:
     """Storm seed 13360: nobody else had it, and it was not asked for half a minute."""
     doubts = Doubts()

@@ -107,6 +107,7 @@ def test_status_json_is_the_whole_report() -> None:
         "index": 5, "number": 14, "digest": "00000005", "term": 3, "syncer": ME, "tokens": 1_000_000,
         "state": "collecting 2/3", "pending": "sent",
         "epoch": 0, "groups": 1, "levels": 1, "group": 0, "root": "", "level": None,
+        "final": 0,
     }  # fmt: skip
     assert parsed["heldout_loss"] is None and parsed["run_tokens"] == 34_500_000
 
