@@ -194,8 +194,10 @@ class Electorate:
         return self._shared.view.members(now)
 
     def asked(self, now: float) -> list[str]:
-        """List the peers that a candidate asks for votes."""
-        return [peer for peer in self.voters(now) if peer != self._shared.me]
+        """List the peers that a candidate asks for votes: those, too, that have not answered for long."""
+        mute = filter(self._shared.view.mute, self._roster.of("asked", self._shared.view.confirmed(now)))
+        asked = {*self.voters(now), *(peer for peer in mute if self.admits(peer, now))}
+        return sorted(asked - {self._shared.me})
 
     def candidates(self, now: float) -> list[str]:
         """List everyone that would stand now, oneself first: ranked to decide who does. Only the fittest of

@@ -221,6 +221,8 @@ class Office:
         self._turn.due_s = None
         if self.state is OfficeState.CANDIDATE:
             if now >= self._gives_up_s:
+                if self._candidacy is not None:
+                    self._shared.view.asked_in_vain(self._candidacy.silent(now), now)
                 self._lose(now, f"no majority in time for term {self._candidate_term}")
             elif self._candidacy is not None and self._candidacy.won(now):
                 self._won(self._candidacy, now)  # some have no vote any more: the rest are a majority
@@ -317,6 +319,7 @@ class Office:
 
     def on_vote_request(self, sender: str, request: VoteRequest, now: float) -> None:
         """Give our vote, or say why not."""
+        self._shared.view.answered(sender)
         if not self._judge.grants(sender, request, now):
             return
         if self.state is OfficeState.CANDIDATE:
@@ -333,6 +336,7 @@ class Office:
 
     def on_vote(self, sender: str, vote: Vote, now: float) -> MessageFault | None:
         """Count a vote for us. Returns what is wrong with a false one."""
+        self._shared.view.answered(sender)
         if vote.body.voter != sender:
             return MessageFault.VOTE_OF_ANOTHER
         of = self._candidacy or (self.certificate if self.holding else None)
@@ -378,6 +382,7 @@ class Office:
 
     def on_refused(self, sender: str, refused: VoteRefused, now: float) -> None:
         """Learn from a voter that said no what it knows."""
+        self._shared.view.answered(sender)
         self._terms.said(refused.known_term)
         candidacy = self._candidacy
         if candidacy is None or refused.term != candidacy.term:

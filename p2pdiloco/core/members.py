@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Any, TypeVar, cast
 
 from p2pdiloco.core.api.config import Timing
@@ -14,6 +14,9 @@ from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach
 from p2pdiloco.util import MovingAverage
 
 MAX_KNOWN = 4096
+MUTE_S = 30.0
+"""Time without an answer to requests for a vote after which a member counts in no majority, until it answers
+one."""
 NEWCOMERS_A_BEAT = 256
 """Limit of peers without a seat that get our heartbeat at one time: more than a group has. Of more, each has
 its turn."""
@@ -91,6 +94,8 @@ class View:
         """Peers that gave way to others since `forget_stale`."""
         self._members: dict[str, KnownPeer] = {}
         self._counted_on: set[str] = set()
+        self._in_vain: dict[str, tuple[float, float]] = {}
+        """Members that did not answer when they were asked for a vote: since when, and when the last time."""
         self._lists: _Lists | None = None
         """Lists of members, live ones, and so on: asked for at every event, changed by few."""
 
@@ -203,6 +208,24 @@ class View:
             member.heads = {}
             self._lists = None
 
+    def asked_in_vain(self, peers: Iterable[str], now: float) -> None:
+        """Count a request for a vote that these have not answered."""
+        for peer in peers:
+            since_s, last_s = self._in_vain.get(peer, (now, now))
+            self._in_vain[peer] = (since_s if now - last_s < MUTE_S else now), now
+        self._lists = None
+
+    def answered(self, peer: str) -> None:
+        """Take in that a member takes part in elections."""
+        if self._in_vain.pop(peer, None) is not None:
+            self._lists = None
+
+    def mute(self, peer: str) -> bool:
+        """Tell whether that member counts in no majority: for long it gave no answer when it was asked for a
+        vote, though it is heard."""
+        since_s, last_s = self._in_vain.get(peer, (0.0, 0.0))
+        return last_s - since_s >= MUTE_S
+
     def progress(self, peer: str) -> Progress | None:
         """Find the last heartbeat of that peer."""
         member = self._members.get(peer)
@@ -291,7 +314,7 @@ class View:
             lists.until_s = min(lists.until_s, member.heard_s + (self._timing.suspect_s if alive else ttl_s))
             if progress.confirmed:
                 lists.confirmed.append(peer)
-                if progress.votes:
+                if progress.votes and not self.mute(peer):
                     lists.voters.append(peer)
             if alive:
                 lists.live.append(peer)
@@ -357,6 +380,7 @@ class View:
         stale = [p for p, m in self._members.items() if now - max(m.heard_s, m.listed_s) > horizon]
         for peer in stale:
             del self._members[peer]
+            self._in_vain.pop(peer, None)
         displaced, self._displaced = self._displaced, []
         return [*stale, *(peer for peer in displaced if peer not in self._members)]
 

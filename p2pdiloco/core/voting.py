@@ -140,6 +140,11 @@ class Candidacy:
         """Make the question to the voters."""
         return VoteRequest(self._group, self._context.index, self.term, self._head, self._reason)
 
+    def silent(self, now: float) -> set[str]:
+        """List those that have not answered."""
+        answered = self.votes.keys() | self._refused | self._again
+        return {*self._electorate.asked(now)} - answered
+
     def count(self, vote: Vote, now: float) -> bool:
         """Take one vote in. Tell whether a majority is reached."""
         if self._electorate.count([vote.body.voter], now):
@@ -417,11 +422,11 @@ def binds(
 ) -> bool:
     """Tell whether those who voted are still a majority of those that vote here today, or `half` of them; or
     more than half of all seats of our leaf group, whoever is here. In that group a seat that voted and that
-    we do not hear counts as here: the holder hears it."""
+    we do not hear counts as here, if somebody who voted is: that one hears it."""
     gave, here = electorate.count((vote.body.voter for vote in certificate.votes), now), electorate.size(now)
     if certificate.group == context.leaf.name:
         voted, parts = context.voted(certificate)
-        unheard = max(0, voted - gave)
+        unheard = max(0, voted - gave) if gave else 0
         return 2 * (gave + unheard) + half > here + unheard or 2 * voted > parts
     return 2 * gave + half > here
 

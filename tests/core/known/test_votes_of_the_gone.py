@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kit import OWNER, TABLES, Solo, branch, config, digest, saved, sent, sign, signed_part, word
-from known_flaws import given, known_flaw
+from known_flaws import given
 from msgspec.structs import replace
 
 from p2pdiloco.core.api import events as ev
@@ -57,7 +57,6 @@ def test_where_the_only_seat_does_nothing_the_owner_gives_it_to_another() -> Non
     assert solo.fragment.office.holding
 
 
-@known_flaw("one of two seats here that gives no ballot keeps the other from a majority until the owner acts")
 def test_one_of_two_seats_here_gives_no_ballot_and_the_other_is_elected_at_last() -> None:
     solo, requests = idle_hour(("v1", "v2", "me"))
     given(requests, "we do not even stand")

@@ -26,11 +26,11 @@ from kit import (
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment, Timing
-from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Reach
 from p2pdiloco.core.api.versions import Plan, SignedVersion
 from p2pdiloco.core.delegate import MAX_ASKED, LeafElectorate, UpperElectorate
-from p2pdiloco.core.members import LISTEN_S, MAX_KNOWN, NEWCOMERS_A_BEAT, Health, View
+from p2pdiloco.core.members import LISTEN_S, MAX_KNOWN, MUTE_S, NEWCOMERS_A_BEAT, Health, View
 
 
 def heartbeat(incarnation: int = 1) -> msg.Progress:
@@ -420,12 +420,24 @@ def test_whom_the_owner_named_decides_only_while_no_seat_is_here() -> None:
     assert voters(solo) == ["old1"]
 
 
-def test_a_seat_counts_however_silent_it_is() -> None:
-    """Else two sides of a split, which hear each other's heartbeats alone, would have a majority each."""
+def test_a_seat_that_answers_no_request_for_its_vote_counts_until_it_does_in_no_majority() -> None:
     solo = Solo(peers=("p1", "p2", "s1"), restored=saved(branch(3, learners=("me", "p1", "p2"))))
-    terms = {request.term for request in sent(solo.wait(120.0), msg.VoteRequest)}
-    assert len(terms) >= 6
+    assert sent(solo.wait(MUTE_S - 5.0), msg.VoteRequest)
     assert voters(solo) == ["me", "p1", "p2"] and not solo.fragment.office.holding
+    solo.wait(20.0)
+    assert voters(solo) == ["me"] and solo.fragment.office.holding
+    refused = msg.VoteRefused("all", 0, 1, 1, None, VoteRefusal.LIGHTER)
+    solo.message("p1", refused)
+    assert voters(solo) == ["me", "p1"]
+
+
+def test_an_answer_that_did_not_come_long_ago_is_forgotten() -> None:
+    view, voters_at = View("me", Timing()), []
+    for at_s in (0.0, 100.0, 120.0, 131.0):
+        view.heard("p1", heartbeat(), at_s)
+        view.asked_in_vain(["p1"], at_s)
+        voters_at.append(view.voters(at_s))
+    assert voters_at == [["p1"], ["p1"], ["p1"], []]
 
 
 def test_a_quorum_counts_no_newcomer_beside_newcomers() -> None:

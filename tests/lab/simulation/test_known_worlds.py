@@ -168,18 +168,7 @@ def test_a_run_goes_on_after_a_rest_that_is_longer_than_all_that_anybody_waits_f
     assert outcome(World(asleep(plan_of(8, until_s=back_s + 20.0), 40.0, wakes_s)).run()) == "ok"
 
 
-HALF_GIVE_NONE = known_flaw("seats that send heartbeats and give no ballots are waited for without end")
-
-
-@pytest.mark.parametrize(
-    ("nodes", "silent"),
-    [
-        pytest.param(2, 1, marks=HALF_GIVE_NONE),
-        pytest.param(4, 2, marks=HALF_GIVE_NONE),
-        (3, 1),
-        (10, 3),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "silent"), [(2, 1), (4, 2), (3, 1), (10, 3)])
 def test_a_run_goes_on_beside_silent_seats(nodes: int, silent: int) -> None:
     """They answer to nothing."""
     plan = plan_of(nodes, until_s=60.0, quorum=1)
