@@ -48,7 +48,7 @@ from p2pdiloco.core.api.versions import (
     plausible_score,
     trust_of,
 )
-from p2pdiloco.core.finality import advance, opened
+from p2pdiloco.core.finality import advance, keeps, opened
 from p2pdiloco.core.seating import Seating, stands
 from p2pdiloco.errors import invariant
 
@@ -86,7 +86,9 @@ class Chain:
         self.yielded = 0
         """Number of times that it was a lighter one."""
         self.final = self.header.finality.final
-        """Newest version that was found to be final: no chain without it takes the place of ours."""
+        """Newest version that is final, by our chain."""
+        self._copied = self.head.number
+        """Number of the newest version that was copied: what is said of those before is its giver's word."""
 
     def _remember(self, version: SignedVersion, digest: bytes) -> None:
         number = version.header.number
@@ -174,12 +176,21 @@ class Chain:
         self.signed, self.head = version, head
         self._remember(version, head.digest)
         self.marks = marks_of(watermarks)
+        self._copied = head.number
+        if not keeps(self.final, version.header):
+            self.final = version.header.finality.final
         self._look_at_final()
 
     def _look_at_final(self) -> None:
         final = self.header.finality.final
         if final.number > self.final.number:
             self.final = final
+
+    @property
+    def followed(self) -> int:
+        """Number of the newest final version since which this node has followed the chain; 0: there is
+        none."""
+        return self.final.number if self.final.number >= self._copied else 0
 
 
 WATERMARK_VERSIONS = 1024

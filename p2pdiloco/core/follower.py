@@ -381,7 +381,7 @@ class Follower:
             shared.out.put(DropSpare(self._fragment))
             shared.out.record("catchup", self._fragment, f"not taken: {fault}", peer=donor)
             if fault is VersionFault.NOT_FINAL:
-                self.heads.refuse(version.header.head(), for_good=True)  # of nobody else, either
+                self.heads.refuse(version.header.head())  # of nobody else, either
             self._disappointed(donor, not fault.innocent, now)
             return
         head = version.header.head()
@@ -562,7 +562,7 @@ def why_no_state(
         return VersionFault.SIGNATURE
     if not heads.may_replace(header.head(), now):
         return VersionFault.BEHIND
-    if not keeps(context.chain.final, header):
+    if not keeps(context.chain.final, header) and not heads.has_most(header.head()):
         return VersionFault.NOT_FINAL
     if context.false_states.builds_on(header):
         return VersionFault.FALSE_STATE

@@ -97,8 +97,8 @@ class ForkChoice:
         """Time since which our head has no support, and others name another."""
         self.apart = False
         """True: that was so for a while (`APART_S`), as of the last look."""
-        self._refused: BoundedDict[bytes, bool] = BoundedDict(MAX_SUPPORTED)
-        """Digests of versions whose states were worse than ours; True: it is never followed."""
+        self._refused: BoundedDict[bytes, None] = BoundedDict(MAX_SUPPORTED)
+        """Digests of versions whose states were worse than ours, or lack what is final in our chain."""
         self._basis: Basis | None = None
         self.begins = False
         """True: nothing of ours has been found to be the run's, as of the last look."""
@@ -195,13 +195,13 @@ class ForkChoice:
         and no more than half of all seats stand on that version. Those that are here may be liars and whom
         they misled. Where there were never more than a few seats, each is trusted."""
         tries = not self.begins and self._chain.head.number and self._chain.marks.places > TRUSTED_PLACES
-        return bool(tries) and not self._has_most(version)
+        return bool(tries) and not self.has_most(version)
 
     def _is_refused(self, version: Head) -> bool:
-        for_good = self._refused.get(version.digest)
-        return for_good is not None and (for_good or not self._has_most(version))
+        return version.digest in self._refused and not self.has_most(version)
 
-    def _has_most(self, version: Head) -> bool:
+    def has_most(self, version: Head) -> bool:
+        """Tell whether more than half of all seats stand on that version, here or not."""
         seats = self._chain.marks.seats
         return 2 * len(seats.intersection(self._stances.on(version))) > len(seats)
 
@@ -355,10 +355,10 @@ class ForkChoice:
         self._named.pop(peer, None)
         self._unsure.discard(peer)
 
-    def refuse(self, version: Head, for_good: bool = False) -> None:
-        """Take in that the state of that version is worse than ours, or `for_good`, of no chain that we may
-        follow: what we have stays."""
-        self._refused[version.digest] = for_good
+    def refuse(self, version: Head) -> None:
+        """Take in that the state of that version is worse than ours, or lacks what is final: what we have
+        stays."""
+        self._refused[version.digest] = None
         self.verified = True
 
     def cannot_give(self, peer: str) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kit import RUN, Solo, branch, child, config, found, saved, sign
+from kit import RUN, Solo, branch, child, config, found, saved, sign, table
 from msgspec.structs import replace
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.events import MILESTONES
-from p2pdiloco.core.api.types import Attestation, Contributor, Milestone, Stamp
+from p2pdiloco.core.api.types import Attestation, Contributor, Finality, Milestone, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
 
 PEERS = ("p1", "p2", "p3", "p4")
@@ -134,3 +134,30 @@ def test_which_attestations_are_a_lie(first: Contributor, second: Contributor, l
         solo = works(NINE)
         in_turn(solo, *parts)
         assert ("p1" in solo.core.shared.excluded) == lie
+
+
+def test_what_is_final_is_left_for_what_most_of_all_seats_stand_on() -> None:
+    """Who gave us our state may have said falsely what is final in it."""
+    lie = Finality(Milestone(16, bytes(32)), EIGHTH, True, Milestone(8, bytes(32)))
+    ours = [*branch(17, learners=PEERS)[:-1], child(branch(16, learners=PEERS)[16].header, finality=lie)]
+    far = branch(30, syncer="p2", learners=PEERS)[30]
+    solo = Solo(config(log_versions=2), PEERS, saved(ours))
+    solo.wait(2.0)
+    for there, takes in ((PEERS[:2], False), (PEERS[:3], True)):
+        solo.says = {peer: {"heads": (far.header.head(),)} for peer in there}
+        effects = solo.wait(20.0)
+        for copy in found(effects, ev.FetchState):
+            effects += solo.answer(copy, ev.StateFetched(far, table(far)))
+        assert bool(found(effects, ev.CommitVersion)) is takes
+    assert solo.fragment.chain.final == far.header.finality.final
+
+
+def test_what_is_merged_is_let_go_of_by_what_became_final_while_we_followed() -> None:
+    """The other seats are silent. Of a copied state it is its giver's word what is final in it."""
+    chain = branch(18, learners=PEERS, attest=PEERS)
+    followed = works(chain[:8])
+    for version in chain[8:]:
+        followed.announce(version)
+    assert followed.head == chain[18].header.head() and followed.fragment.chain.followed == 8
+    copied = works(chain)
+    assert (copied.fragment.chain.final.number, copied.fragment.chain.followed) == (8, 0)
