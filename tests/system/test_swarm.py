@@ -122,6 +122,8 @@ def test_nodes_join_and_agree_and_outlive_the_bootstrap(tmp_path: Path) -> None:
         assert sum(merged for merged, _ in parts) >= 0.5 * sum(live for _, live in parts)
         status = swarm.command("status", "--join", two.address() or "", "--json")
         assert status.returncode == 0 and all(d.peer_id in status.stdout for d in (one, two, late))
+        final = {row["final"] for row in json.loads(status.stdout)["fragments"]}
+        assert min(final) >= 8, "two of three seats were here from the beginning"
         its_owner_stops_it_for_a_while(swarm, late, one)
 
 
