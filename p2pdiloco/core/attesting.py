@@ -5,6 +5,7 @@ Rules: docs/protocol/forks.md, section 9.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 
 from p2pdiloco.core.api.events import MILESTONES, Persist, Undone, VoteRecord
@@ -41,15 +42,15 @@ class Attester:
         if self._saving or link is None:
             return
         record = self._record(link)
-        if record == self._newest and not self._durable:  # the disk did not take it
+        if record == self._newest and not self._durable and self._shared.vote_disk.works:
             self._save(record)
         elif self._may(record):
             self._newest, self._durable = record, False
             self._save(record)
 
     def _record(self, link: Attestation) -> VoteRecord:
-        target, source = link.target, link.source.number
-        return VoteRecord(self._context.index, target.number, target.digest.hex(), MILESTONES, source)
+        named = hashlib.sha256(link.named()).hexdigest()
+        return VoteRecord(self._context.index, link.target.number, named, MILESTONES, link.source.number)
 
     def _may(self, record: VoteRecord) -> bool:
         """Tell whether an honest seat attests that. Of a disk that is an old copy the chain may know more."""
@@ -62,5 +63,9 @@ class Attester:
         self._saving = True
         self._shared.out.ask(Persist(record, ()), self._saved)
 
-    def _saved(self, answer: Undone | None, _now: float) -> None:
+    def _saved(self, answer: Undone | None, now: float) -> None:
         self._saving, self._durable = False, answer is None
+        if answer is None:
+            self._shared.vote_disk.saved(now)
+        else:
+            self._shared.vote_disk.failed(lambda: self._save(self._newest), answer.reason, now)

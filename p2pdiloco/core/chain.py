@@ -48,7 +48,7 @@ from p2pdiloco.core.api.versions import (
     plausible_score,
     trust_of,
 )
-from p2pdiloco.core.finality import advance, keeps, opened
+from p2pdiloco.core.finality import advance, coherent, opened
 from p2pdiloco.core.seating import Seating, stands
 from p2pdiloco.errors import invariant
 
@@ -85,10 +85,8 @@ class Chain:
         """Number of times that another chain's state was taken."""
         self.yielded = 0
         """Number of times that it was a lighter one."""
-        self.final = self.header.finality.final
-        """Newest version that is final, by our chain."""
         self._copied = self.head.number
-        """Number of the newest version that was copied: what is said of those before is its giver's word."""
+        """Number of the version that was copied last, or with which this life began."""
 
     def _remember(self, version: SignedVersion, digest: bytes) -> None:
         number = version.header.number
@@ -163,7 +161,6 @@ class Chain:
         self.marks = self.marks_after(version.header)
         self.signed, self.head = version, version.header.head()
         self._remember(version, self.head.digest)
-        self._look_at_final()
 
     def replace(self, version: SignedVersion, watermarks: Iterable[Watermark], yields: bool = False) -> None:
         """Take another chain's state: its ancestors are unknown to us. `yields`: though it may be lighter."""
@@ -177,20 +174,13 @@ class Chain:
         self._remember(version, head.digest)
         self.marks = marks_of(watermarks)
         self._copied = head.number
-        if not keeps(self.final, version.header):
-            self.final = version.header.finality.final
-        self._look_at_final()
-
-    def _look_at_final(self) -> None:
-        final = self.header.finality.final
-        if final.number > self.final.number:
-            self.final = final
 
     @property
-    def followed(self) -> int:
-        """Number of the newest final version since which this node has followed the chain; 0: there is
-        none."""
-        return self.final.number if self.final.number >= self._copied else 0
+    def final(self) -> int:
+        """Number of the newest final version that was made since this node follows the chain; 0: none was.
+        What is said of earlier ones is the word of whoever gave a copy."""
+        number = self.header.finality.final.number
+        return number if number >= self._copied else 0
 
 
 WATERMARK_VERSIONS = 1024
@@ -459,7 +449,10 @@ class Witnesses:
         for mark in self._chain.marks.table:  # of a seat that was never merged the number is 0
             number = mark.number - 1 - max_base_age
             if number >= 0 and mark.seat:
-                self._note(self._seen.setdefault(mark.learner, _Seen(now)), number, now)
+                seen = self._seen.setdefault(mark.learner, _Seen(now))
+                if number > seen.lately:
+                    seen.heard_s = now
+                self._note(seen, number, now)
 
     def said_goodbye(self, peer: str, head: Head) -> None:
         """Remember the head with which a peer goes."""
@@ -732,6 +725,7 @@ def numbers_can_be(header: VersionHeader, watermarks: Sequence[Watermark], confi
         and header.unit <= MOST_GROWTH * config.usual_tokens
         and 0.0 <= header.reach <= first * REACHES[1]
         and math.isfinite(header.norm)
+        and coherent(header.finality, header.number)
         and all(mark.stamp.incarnation <= MOST_INCARNATION for mark in watermarks)
         and all(mark.stamp.sequence <= header.number * MOST_SEQUENCE for mark in watermarks)
     )

@@ -1,4 +1,4 @@
-"""Finality of a chain: which of its versions no honest majority will ever leave (Casper FFG).
+"""Finality of a chain: which of its versions two thirds of the seats have said to stand on (Casper FFG).
 
 Rules: docs/protocol/forks.md, section 9.
 """
@@ -9,8 +9,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.api.types import Finality, Milestone, Seat, Watermark
-from p2pdiloco.core.api.versions import VersionHeader
+from p2pdiloco.core.api.types import GENESIS, Finality, Milestone, Seat, Watermark
 
 FIRST = 8
 """Number of the first milestone. Each has twice the number of the one before: half of a run's life is time
@@ -33,9 +32,9 @@ def opened(known: Finality, parent: Milestone) -> Finality:
 def advance(known: Finality, parent: Milestone, table: Iterable[Watermark]) -> Finality:
     """Compute the finality of a child, of its parent's, its parent, and its own table.
 
-    A link counts if two thirds of each of two rosters attest it, by the time of the next milestone: the seats
-    of the last two final versions. So a roster has been final before it decides alone. The link justifies its
-    target, and its source is final if there is no milestone between them.
+    A link counts if two thirds of each of three rosters attest it, by the time of the next milestone: of the
+    target's seats, and of those of the last two final versions, so that newcomers never decide alone. It
+    justifies its target, and its source is final if there is no milestone between them.
     """
     known = opened(known, parent)
     if known.justified or not _linked(known, table):
@@ -45,27 +44,24 @@ def advance(known: Finality, parent: Milestone, table: Iterable[Watermark]) -> F
     return replace(known, justified=True, final=known.source, before=known.final.number)
 
 
-def keeps(final: Milestone, version: VersionHeader) -> bool:
-    """Tell whether a chain that ends in that version may have this one, which is final in ours: it shows it
-    among its milestones, or is final beyond it."""
-    upon = version.finality
-    shown = {each.number: each.digest for each in (upon.final, upon.source, upon.target)}
-    shown[version.number] = version.digest()
-    if final.number in shown:
-        return not final.number or shown[final.number] == final.digest
-    return upon.final.number > final.number
+def coherent(known: Finality, number: int) -> bool:
+    """Tell whether the version of that number may state that: milestones in their order, below it."""
+    shown = known.final, known.source, known.target
+    numbers = [milestone.number for milestone in shown]
+    right = all(each == GENESIS or is_milestone(each.number) for each in shown)
+    return right and numbers == sorted(numbers) and numbers[-1] < max(1, number)
 
 
 def _linked(known: Finality, table: Iterable[Watermark]) -> bool:
-    """Tell whether the link from source to target has two thirds of both rosters. A roster is the seats that
-    stand at the target, and began by its version, or with the oldest of them."""
+    """Tell whether the link from source to target has two thirds of each roster: of the seats that stand at
+    the target, those that began by a version, or with the oldest of them."""
     target = known.target.number
     if not target:
         return False
     votes = [(mark.seat, mark.attested == target) for mark in table if mark.seat]
     seats = [(max(seat.since, seat.again), attests) for seat, attests in votes if _stood(seat, target)]
     first = min((begun for begun, _ in seats), default=0)
-    for number in (known.before, known.final.number):
+    for number in (known.before, known.final.number, target):
         roster = [attests for begun, attests in seats if begun <= max(number, first)]
         if 3 * sum(roster) < 2 * len(roster):
             return False

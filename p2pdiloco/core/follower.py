@@ -34,7 +34,6 @@ from p2pdiloco.core.base import Shared, backoff_s, earliest
 from p2pdiloco.core.chain import Chain, numbers_can_be, plan_after, version_fault
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue, commit_effect
-from p2pdiloco.core.finality import keeps
 from p2pdiloco.core.fork_choice import ForkChoice
 from p2pdiloco.core.pending import unsigned
 from p2pdiloco.core.voting import holds_office
@@ -380,8 +379,6 @@ class Follower:
         if fault is not None:
             shared.out.put(DropSpare(self._fragment))
             shared.out.record("catchup", self._fragment, f"not taken: {fault}", peer=donor)
-            if fault is VersionFault.NOT_FINAL:
-                self.heads.refuse(version.header.head())  # of nobody else, either
             self._disappointed(donor, not fault.innocent, now)
             return
         head = version.header.head()
@@ -562,8 +559,6 @@ def why_no_state(
         return VersionFault.SIGNATURE
     if not heads.may_replace(header.head(), now):
         return VersionFault.BEHIND
-    if not keeps(context.chain.final, header) and not heads.has_most(header.head()):
-        return VersionFault.NOT_FINAL
     if context.false_states.builds_on(header):
         return VersionFault.FALSE_STATE
     if not heads.may_copy(header.head(), donor, now):

@@ -98,7 +98,7 @@ class ForkChoice:
         self.apart = False
         """True: that was so for a while (`APART_S`), as of the last look."""
         self._refused: BoundedDict[bytes, None] = BoundedDict(MAX_SUPPORTED)
-        """Digests of versions whose states were worse than ours, or lack what is final in our chain."""
+        """Digests of versions whose states were worse than ours."""
         self._basis: Basis | None = None
         self.begins = False
         """True: nothing of ours has been found to be the run's, as of the last look."""
@@ -195,13 +195,12 @@ class ForkChoice:
         and no more than half of all seats stand on that version. Those that are here may be liars and whom
         they misled. Where there were never more than a few seats, each is trusted."""
         tries = not self.begins and self._chain.head.number and self._chain.marks.places > TRUSTED_PLACES
-        return bool(tries) and not self.has_most(version)
+        return bool(tries) and not self._has_most(version)
 
     def _is_refused(self, version: Head) -> bool:
-        return version.digest in self._refused and not self.has_most(version)
+        return version.digest in self._refused and not self._has_most(version)
 
-    def has_most(self, version: Head) -> bool:
-        """Tell whether more than half of all seats stand on that version, here or not."""
+    def _has_most(self, version: Head) -> bool:
         seats = self._chain.marks.seats
         return 2 * len(seats.intersection(self._stances.on(version))) > len(seats)
 
@@ -356,8 +355,7 @@ class ForkChoice:
         self._unsure.discard(peer)
 
     def refuse(self, version: Head) -> None:
-        """Take in that the state of that version is worse than ours, or lacks what is final: what we have
-        stays."""
+        """Take in that the state of that version was worse than ours: what we have stays."""
         self._refused[version.digest] = None
         self.verified = True
 

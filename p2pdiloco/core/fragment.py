@@ -230,7 +230,7 @@ class Fragment:
         if self.chain.header.groups > 1:
             self.witnesses.count_merged(self._shared.config.max_base_age_versions, now)
         beyond, versions = self.witnesses.review(now)
-        self.own.review(max(beyond, self.chain.followed), versions)
+        self.own.review(max(beyond, self.chain.final), versions)
 
     def flush(self) -> None:
         """Ask a leaving node's learner, once, for what it has when nothing of it is under way any more."""

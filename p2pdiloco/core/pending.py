@@ -279,11 +279,13 @@ UNMERGED = 1 << 62
 class KeptPart:
     """Merged contribution, or several combined."""
 
-    __slots__ = ("first", "many", "number", "ready", "spilled", "stamp")
+    __slots__ = ("first", "many", "number", "of", "ready", "spilled", "stamp")
 
     def __init__(self, first: Stamp, stamp: Stamp, ready: ContributionReady, number: int) -> None:
         self.first, self.stamp, self.ready, self.number = first, stamp, ready, number
         self.many, self.spilled = 1, False
+        self.of = 0
+        """Equal for those that the same seats had whenever another chain took the place of ours."""
 
 
 class KeptContributions:
@@ -334,11 +336,15 @@ class KeptContributions:
         """List the neighbours of which each seat has both, or neither: but the newest, and the first that it
         lacks."""
         older = [part for part in self._parts[: -KEPT_MAX // 2] if part.number != UNMERGED]
-        known = [bisect_left(self._versions, part.number) for part in older]
+        known = [(part.of, self._lacking(part)) for part in older]
         for at, (one, other) in enumerate(itertools.pairwise(older)):
             first = at - UNTOUCHED
-            if known[at + 1] == known[max(0, first)] and first >= 0:
+            if first >= 0 and known[at + 1] == known[first]:
                 yield one, other
+
+    def _lacking(self, part: KeptPart) -> int:
+        """Count the seats that may lack it."""
+        return bisect_left(self._versions, part.number)
 
     def moved(self, watermark: Stamp, number: int, replaced: bool) -> tuple[KeptPart, ...]:
         """Look at our chain's new head, with this watermark of ours from version `number`. List what it
@@ -347,6 +353,8 @@ class KeptContributions:
         if straddling:
             self.drop(straddling, "the heavier chain has a part of what was combined")
         for part in self._parts:
+            if replaced:
+                part.of = hash((part.of, self._lacking(part)))
             if part.stamp > watermark:
                 part.number = UNMERGED
             elif replaced or part.number == UNMERGED:
@@ -411,7 +419,7 @@ class KeptContributions:
         at = self._parts.index(two[0])
         ready = self.together(two, answer)
         whole = KeptPart(two[0].first, two[-1].stamp, ready, two[-1].number)
-        whole.many, whole.spilled = sum(part.many for part in two), True
+        whole.many, whole.of, whole.spilled = sum(part.many for part in two), two[0].of, True
         self._shared.out.put(Spill(self._fragment, answer.ticket))
         self._parts[at : at + len(two)] = [whole]
         for part in two:

@@ -423,12 +423,14 @@ def binds(
     """Tell whether those who voted are still a majority of those that vote here today, or `half` of them; or
     more than half of all seats of our leaf group, whoever is here. In that group a seat that voted and that
     we do not hear counts as here, if somebody who voted is: that one hears it."""
-    gave, here = electorate.count((vote.body.voter for vote in certificate.votes), now), electorate.size(now)
-    if certificate.group == context.leaf.name:
-        voted, parts = context.voted(certificate)
-        unheard = max(0, voted - gave) if gave else 0
-        return 2 * (gave + unheard) + half > here + unheard or 2 * voted > parts
-    return 2 * gave + half > here
+    shared, named = context.shared, {vote.body.voter for vote in certificate.votes}
+    gave, here = electorate.count(named, now), electorate.size(now)
+    if certificate.group != context.leaf.name:
+        return 2 * gave + half > here
+    voted, parts = context.voted(certificate)
+    gone = sum(peer in shared.excluded or shared.view.has_left(peer) for peer in named)
+    unheard = max(0, voted - gave - gone) if gave else 0
+    return 2 * (gave + unheard) + half > here + unheard or 2 * voted > parts
 
 
 def why_not_certified(

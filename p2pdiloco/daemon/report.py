@@ -269,7 +269,7 @@ class Report:
             group=fragment.posts.leaf.index,
             root=header.syncer if head.number else "",
             level=max(held, default=None),
-            final=fragment.chain.final.number,
+            final=header.finality.final.number,
         )
 
     def _peer_rows(self, now: float) -> list[PeerRow]:

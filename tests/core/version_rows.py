@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kit import Solo, branch, child, config, found, genesis, saved, table, word
+from kit import Solo, branch, child, config, found, genesis, table, word
 from scenes import A_PARTIAL
 
 from p2pdiloco.core.api import events as ev
@@ -67,21 +67,8 @@ def repairs(digest: bytes | None = None, **run: Any) -> Callable[[], Effects]:
     return row
 
 
-def without_what_is_final() -> Effects:
-    """Two of five name a heavier chain, which has another version 8."""
-    ours, theirs = (
-        branch(n, syncer=who, learners=PEERS, attest=PEERS) for n, who in ((18, "p1"), (24, "p2"))
-    )
-    solo, far = Solo(config(log_versions=2), PEERS, saved(ours)), theirs[-1]
-    solo.wait(2.0)
-    solo.says = {peer: {"heads": (far.header.head(),)} for peer in PEERS[:2]}
-    (copy, *_) = found(solo.wait(3.0), ev.FetchState)
-    return solo.answer(copy, ev.StateFetched(far, table(far)))
-
-
 ROWS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.BEHIND: an_old_state,
-    VersionFault.NOT_FINAL: without_what_is_final,
     VersionFault.SEATLESS: without_a_seat,
     VersionFault.FALSE_PAPERS: by_a_forged_word,
     VersionFault.FALSE_PARTIALS: names_a_partial,

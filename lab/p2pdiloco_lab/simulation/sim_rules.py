@@ -139,17 +139,17 @@ class InvariantWatch:
         self._final(header, where)
 
     def _final(self, header: VersionHeader, where: str) -> None:
-        """Of any two versions that are final, the older one is an ancestor of the other."""
-        final = header.finality.final
-        known = self._finals.setdefault(header.fragment, {0: bytes(32)})
-        if final.number in known:
-            if known[final.number] != final.digest:
-                raise Violation("final", f"{where}: another version {final.number} is final elsewhere")
+        """Of any two versions that are final one is an ancestor of the other."""
+        final, line = header.finality.final, self._finals.setdefault(header.fragment, {0: bytes(32)})
+        if line.get(final.number) == final.digest:
             return
-        known[final.number] = final.digest
-        older = max((number for number in known if number < final.number), default=0)
-        if older and not self._descends(final.digest, self.headers[known[older]]):
-            raise Violation("final", f"{where}: {final.number} is final without {older}")
+        older = {digest for number, digest in line.items() if 0 < number < final.number}
+        newer = [self.headers[digest] for number, digest in line.items() if number >= final.number]
+        version = self.headers.get(final.digest)
+        ours = self.ancestors(version) if version else set()
+        if not older <= ours or any(final.digest not in self.ancestors(each) for each in newer):
+            raise Violation("final", f"{where}: {final.number} is final beside {sorted(line)}")
+        line[final.number] = final.digest
 
     def _seated(self, host: Host, fragment: int) -> None:
         """Check who has a seat where a node is: the same as everybody there, each by the run file or a paper,

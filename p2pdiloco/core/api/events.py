@@ -63,7 +63,7 @@ class Send(Effect, frozen=True):
 
 class VoteRecord(Struct, frozen=True):
     """Vote to be remembered for ever: in this term of this fragment ours went to this candidate. Of what we
-    attested (`MILESTONES`), the term is the target's number, and the candidate its digest."""
+    attested (`MILESTONES`), the term is the target's number, and the candidate the digest of the link."""
 
     fragment: int
     term: int

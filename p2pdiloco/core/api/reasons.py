@@ -222,8 +222,6 @@ class VersionFault(Reason):
     PARENT_DIFFERS = "parent-differs", True, True
     UNELECTED = "unelected", True, False
     """Version of a syncer that does not show that it holds the office."""
-    NOT_FINAL = "not-final", False, False
-    """Version of a chain that does not have what is final in ours."""
     DIGEST_DIFFERS = "digest-differs", True, True
     """Outer step that has another result here than the header states, perhaps by a fault of ours."""
     FALSE_STATE = "false-state"

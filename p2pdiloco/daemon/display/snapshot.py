@@ -240,7 +240,7 @@ class FragmentRow(Row, kw_only=True):
     level: Natural | None = None
     """Highest level of groups on which this node is a syncer, 0 for leaves; None: it is none."""
     final: Natural = 0
-    """Newest version that two thirds of the seats have said not to leave."""
+    """Newest version that two thirds of the seats have attested, and then the next milestone on top of it."""
 
 
 class NewestRow(Row, kw_only=True):

@@ -320,13 +320,12 @@ def test_newcomers_on_the_smaller_side_decide_nothing() -> None:
     assert (smaller.final.number, smaller.source.number, smaller.justified) == (0, 0, False)
 
 
-def test_newcomers_decide_with_the_others_once_a_version_with_them_is_final() -> None:
-    known = NOT_FINAL
-    for number in (8, 16, 32, 64):
-        known = linked(known, *[mark(0, attested=number)] * 3, *[mark(5)] * 6)
-        assert known.justified == (number < 32), "from then on 8 is final"
-    assert linked(known, *[mark(0, attested=128)] * 3, *[mark(5, attested=128)] * 3).justified
-    assert not linked(known, *[mark(0)] * 3, *[mark(5, attested=128)] * 6).justified
+def test_newcomers_and_the_seats_before_them_decide_together() -> None:
+    """Three begin, and six join: two thirds of the three are needed, and of the nine."""
+    for old, new, justified in ((3, 0, False), (3, 2, False), (3, 3, True), (1, 6, False), (2, 4, True)):
+        table = [mark(0, attested=8)] * old + [mark(0)] * (3 - old)
+        table += [mark(5, attested=8)] * new + [mark(5)] * (6 - new)
+        assert linked(NOT_FINAL, *table).justified == justified, (old, new)
 
 
 def test_attestations_after_the_next_checkpoint_do_not_count() -> None:
@@ -342,7 +341,7 @@ def test_ended_seats_stop_nobody() -> None:
     gone = linked(NOT_FINAL, mark(0, attested=8), mark(0, attested=8), mark(0, 8), mark(0, 8))
     assert gone.justified and gone.final.number == 0
     assert not linked(NOT_FINAL, mark(0, attested=8), mark(0, attested=8), mark(0, 9), mark(0, 9)).justified
-    founder = linked(NOT_FINAL, mark(0, 7), mark(3, attested=8), mark(5))
+    founder = linked(NOT_FINAL, mark(0, 7), mark(3, attested=8), mark(5, attested=8), mark(5))
     assert founder.justified, "the oldest seat that stands goes on for those that founded the run"
     assert not linked(NOT_FINAL, mark(0, 7), mark(3), mark(5, attested=8)).justified
     assert not linked(NOT_FINAL).justified and not linked(NOT_FINAL, mark(0, 8)).justified

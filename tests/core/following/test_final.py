@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
-from kit import RUN, Solo, branch, child, config, found, saved, sign, table
+from kit import RUN, Solo, branch, child, config, found, saved, sign
 from msgspec.structs import replace
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.events import MILESTONES
 from p2pdiloco.core.api.types import Attestation, Contributor, Finality, Milestone, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.capacity import TRY_EVERY_S
+from p2pdiloco.core.finality import coherent
 
 PEERS = ("p1", "p2", "p3", "p4")
 NINE = branch(9, learners=PEERS)
 EIGHTH = Milestone(8, NINE[8].header.digest())
 FIRST = Attestation(Milestone(0, bytes(32)), EIGHTH)
-SAID = ev.VoteRecord(0, 8, EIGHTH.digest.hex(), MILESTONES)
+SAID = ev.VoteRecord(0, 8, hashlib.sha256(FIRST.named()).hexdigest(), MILESTONES)
 
 
 def works(chain: list[SignedVersion], *votes: ev.VoteRecord, **run: Any) -> Solo:
@@ -54,13 +57,15 @@ def test_it_is_on_the_disk_before_a_label_says_it() -> None:
     assert offer.signed.header.attestation == FIRST
 
 
-def test_a_disk_that_does_not_take_it_is_asked_again() -> None:
+def test_a_disk_that_does_not_take_it_is_asked_again_after_a_pause() -> None:
     solo = works(NINE[:9])
     solo.slow_disk = True
     solo.announce(NINE[9])
     job = next(job for job in solo.writing if job.record == SAID)
     solo.writing.remove(job)
     solo.answer(job, ev.Undone("full"))
+    assert SAID not in kept(solo)
+    solo.wait(TRY_EVERY_S + 1.0)
     assert SAID in kept(solo)
 
 
@@ -136,28 +141,33 @@ def test_which_attestations_are_a_lie(first: Contributor, second: Contributor, l
         assert ("p1" in solo.core.shared.excluded) == lie
 
 
-def test_what_is_final_is_left_for_what_most_of_all_seats_stand_on() -> None:
-    """Who gave us our state may have said falsely what is final in it."""
-    lie = Finality(Milestone(16, bytes(32)), EIGHTH, True, Milestone(8, bytes(32)))
-    ours = [*branch(17, learners=PEERS)[:-1], child(branch(16, learners=PEERS)[16].header, finality=lie)]
-    far = branch(30, syncer="p2", learners=PEERS)[30]
-    solo = Solo(config(log_versions=2), PEERS, saved(ours))
-    solo.wait(2.0)
-    for there, takes in ((PEERS[:2], False), (PEERS[:3], True)):
-        solo.says = {peer: {"heads": (far.header.head(),)} for peer in there}
-        effects = solo.wait(20.0)
-        for copy in found(effects, ev.FetchState):
-            effects += solo.answer(copy, ev.StateFetched(far, table(far)))
-        assert bool(found(effects, ev.CommitVersion)) is takes
-    assert solo.fragment.chain.final == far.header.finality.final
-
-
 def test_what_is_merged_is_let_go_of_by_what_became_final_while_we_followed() -> None:
     """The other seats are silent. Of a copied state it is its giver's word what is final in it."""
     chain = branch(18, learners=PEERS, attest=PEERS)
     followed = works(chain[:8])
     for version in chain[8:]:
         followed.announce(version)
-    assert followed.head == chain[18].header.head() and followed.fragment.chain.followed == 8
+    assert followed.head == chain[18].header.head() and followed.fragment.chain.final == 8
     copied = works(chain)
-    assert (copied.fragment.chain.final.number, copied.fragment.chain.followed) == (8, 0)
+    assert (copied.fragment.chain.header.finality.final.number, copied.fragment.chain.final) == (8, 0)
+
+
+def test_a_copy_that_says_another_source_of_the_same_target_is_not_attested() -> None:
+    """Two attestations of one height exclude whoever signed them, whatever it was told."""
+    lie = Finality(EIGHTH, Milestone(0, bytes([9]) * 32))
+    chain = [*NINE, child(NINE[9].header, finality=lie)]
+    assert attested(works(chain, SAID)) is None
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        Finality(Milestone(9, bytes(32))),
+        Finality(Milestone(16, bytes(32)), Milestone(32, bytes(32))),
+        Finality(Milestone(64, bytes(32))),
+        Finality(Milestone(0, bytes([1]) * 32)),
+    ],
+    ids=["no-milestone", "source-above-target", "above-the-version", "another-version-0"],
+)
+def test_no_version_states_such_milestones(stated: Finality) -> None:
+    assert coherent(NINE[9].header.finality, 9) and not coherent(stated, 40)
