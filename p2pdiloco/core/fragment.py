@@ -55,7 +55,6 @@ class Fragment:
         self._open_call: Closing | None = None
         """Closing call that the learner was asked for and that is not answered yet; `_caller` sent it."""
         self._caller = ""
-        self._called_early: tuple[str, Closing] | None = None
         self.requested = False
         """True: the learner was asked for this fragment and has not answered yet."""
         self._flushes = False
@@ -117,10 +116,6 @@ class Fragment:
         self.context.moved(now)
         merged = self.own.idle or self.chain.marks.number(self._shared.me) == self.chain.head.number
         self.posts.chain_moved(now, merged)
-        early, self._called_early = self._called_early, None
-        if early is not None:
-            sender, call = early
-            self.on_closing(sender, call, now)
         self._shared.notices.moved(now)
 
     def deadline(self) -> float | None:
@@ -155,11 +150,7 @@ class Fragment:
             return  # it comes late: that round is over
         elif self._over or not shared.learning:
             shared.out.send(sender, _pass(call))
-        elif not self.own.idle:
-            # What we have is on its way or held, and answers the call by itself; or it is in a version that
-            # is on its way to us, and this is the call for the next one.
-            self._called_early = (sender, call)
-        else:
+        elif self.own.idle:  # else what is on its way or held answers the call by itself
             self._open_call, self._caller = call, sender
             self._request()
 
