@@ -204,10 +204,6 @@ class ContributionQueue:
         first = self._queue[0]
         syncer = self._office.syncer
         if first.state is SendState.HELD and (first.peer != syncer or now >= first.deadline_s):
-            if first.peer == syncer and self._behind(now):
-                # It makes versions: what is slow is their way to us, and perhaps ours is in one of them.
-                first.wait_until(now + self._shared.timing.answer_floor_s)
-                return None
             if first.peer == syncer:
                 self._office.suspect(Suspicion.NO_VERSION, waited_s=round(now - first.offered_s, 1))
             first.retry(now)

@@ -535,15 +535,6 @@ def test_the_learners_side_of_a_refused_base() -> None:
     )
 
 
-def test_what_is_remembered_of_cut_streams_is_bounded() -> None:
-    solo = syncer(founders=("me", "p1", "p2"))
-    for number in range(MAX_NOTED + 9):
-        learner = f"s{number}"
-        solo.feed(ev.Offered(number, learner, contribution(learner, solo.head)))
-        solo.feed(ev.PayloadBroken(number, Verdict.CUT))
-    assert len(solo.fragment.round.inbox._cut) == MAX_NOTED
-
-
 @pytest.mark.parametrize("order", [("p1", "p2", "p3"), ("p3", "p2", "p1"), ("p2", "p3", "p1")])
 def test_contributions_are_merged_in_the_order_of_the_header(order: tuple[str, ...]) -> None:
     """Sums depend on it, and whoever audits the version knows no other order."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from kit import PULLS, STEP_S, Solo, announce, branch, child, config, contribution, found, reasons, sent, vote
+from kit import STEP_S, Solo, branch, child, config, contribution, found, reasons, sent, vote
 from metered_way import MeteredWay
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.events import Effect, Merge
-from p2pdiloco.core.api.reasons import FetchFailure, Verdict, VoteRefusal
+from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Head, Reach, Stamp
 from p2pdiloco.core.base import ARRIVAL_INTERVALS
 from p2pdiloco.core.capacity import (
@@ -342,19 +342,6 @@ def test_who_needed_long_to_send_is_as_patient_with_the_others() -> None:
     solo.answer(offer, ev.OfferAnswered(Verdict.IN_ROUND, None))
     assert not reasons(solo.wait(75.0), "suspicion"), "four times the 20 s"
     assert reasons(solo.wait(15.0), "suspicion")
-
-
-def test_a_syncer_is_not_slow_while_its_versions_are_on_their_way() -> None:
-    solo = Solo()
-    solo.learn()
-    solo.elect("p1")
-    offer = found(solo.ready(), ev.Offer)[0]
-    solo.answer(offer, ev.OfferAnswered(Verdict.IN_ROUND, None))
-    version = child(solo.fragment.chain.header, "p1", ("p1",))
-    assert found(solo.message("p1", announce(version)), ev.FetchUpdate)
-    assert not reasons(solo.wait(60.0), "suspicion"), "the update's way is slow, not the syncer"
-    solo.answer(PULLS, ev.FetchFailed(FetchFailure.NOT_READY))
-    assert reasons(solo.wait(10.0), "suspicion"), "it has no such version"
 
 
 def denied(solo: Solo, head: Head) -> list[str]:
