@@ -181,35 +181,18 @@ class Trust:
         self._candidates = candidates
         self.suspected: Suspicion | None = None
         """Reason why this one is not counted on, though it is alive; None if it is."""
-        self.outvoted = False
-        """True: others count on it, and so it stays."""
-        self._vain_term = 0
-        """Term in which others let stay whom we suspected."""
-        self._endured_term = 0
+        self._stays_term = 0
+        """Term in which others let stay whom we do not count on."""
         self._rests_until_s = 0.0
 
-    def doubt(self, why: Suspicion, certificate: Certificate | None) -> None:
-        """Stop counting on it. If others let it stay in this term before, we go by that for now."""
-        self.suspected = why
-        self.outvoted = certificate is not None and certificate.term == self._vain_term
+    def overruled(self, certificate: Certificate, now: float) -> None:
+        """Take in that those that refused us their votes count on it, where we do not."""
+        self._rests_until_s = now + REST_S
+        self._stays_term = certificate.term
 
-    def renew(self) -> None:
-        """Count on it again, or on the next."""
-        self.suspected, self.outvoted = None, False
-
-    def overruled(self, counted_on: bool, certificate: Certificate | None, now: float) -> None:
-        """Take in whether those that refused us their votes count on it, where we do not."""
-        self.outvoted = counted_on and self.suspected is not None
-        if counted_on and certificate is not None:
-            self._rests_until_s = now + REST_S
-            if self._found(certificate.syncer, now):
-                self._endured_term = certificate.term
-            elif self.outvoted:
-                self._vain_term = certificate.term
-
-    def endures(self, certificate: Certificate, now: float) -> bool:
-        """Tell whether the holder stays: others count on it, and only what we found speaks against it."""
-        return certificate.term == self._endured_term and not self._seen(certificate, now, "")
+    def stays(self, certificate: Certificate) -> bool:
+        """Tell whether others count on it, and so it stays."""
+        return certificate.term == self._stays_term
 
     def rests(self, certificate: Certificate | None, now: float) -> bool:
         """Tell whether to stand against it is in vain for now: others have just let it stay."""

@@ -156,8 +156,9 @@ class Office:
     def takes(self, now: float) -> bool:
         """Tell whether to send to the holder: it is counted on, or by so many others that it stays. Then it
         is to have what it may have lost, or waits for."""
-        stays = self._trust.outvoted or (self.certificate and self._trust.endures(self.certificate, now))
-        return self.syncer is not None and bool(stays or not self.why_open(now))
+        if self.certificate is None or self.syncer is None:
+            return False
+        return self._trust.stays(self.certificate) or not self.why_open(now)
 
     def open_s(self, now: float) -> float:
         """Compute for how long nobody was in office, as far as we know."""
@@ -175,7 +176,7 @@ class Office:
     def suspect(self, why: Suspicion, **details: float) -> None:
         """Stop counting on the holder, of which this was seen. `details`: for people."""
         if self._trust.suspected is None and not self.holding:
-            self._trust.doubt(why, self.certificate)
+            self._trust.suspected = why
             known = {"syncer": self.syncer, "term": self.term, **details}
             self._shared.out.record("suspicion", self._fragment, str(why), **known)
 
@@ -186,7 +187,7 @@ class Office:
 
     def trust(self) -> None:
         """Count on the holder again: a new version arrived."""
-        self._trust.renew()
+        self._trust.suspected = None
         self._candidates.idle.made(self._chain.header.syncer, self._chain.header.term)
 
     def lay_down(self, reason: str) -> None:
@@ -386,7 +387,8 @@ class Office:
             candidacy.later(sender, now)
         elif candidacy.refused(sender, now):
             self._lose(now, f"a majority is impossible: {refused.reason}")
-            self._trust.overruled(refused.reason is VoteRefusal.COUNTED_ON, self.certificate, now)
+            if refused.reason is VoteRefusal.COUNTED_ON and self.certificate is not None:
+                self._trust.overruled(self.certificate, now)
 
     def on_elected(self, sender: str, certificate: Certificate, now: float) -> MessageFault | None:
         """Accept a certificate that our own view bears out. Returns what is wrong with it."""
