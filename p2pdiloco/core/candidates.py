@@ -135,7 +135,7 @@ class Candidates:
         if certificate and self._group == WHOLE_RUN and self._context.chain.header.term < certificate.term:
             self.idle.was(certificate.syncer, certificate.term, now)
 
-    def comes_last(self, candidate: str, certificate: Certificate | None, now: float) -> bool:
+    def comes_last(self, candidate: str, now: float) -> bool:
         """Tell whether others are to be elected before that candidate, which made nothing of its last term or
         was syncer lately, and there are some."""
         idle = self.idle.now(now)
@@ -143,22 +143,13 @@ class Candidates:
         if candidate in idle:
             return bool(others)
         lately = self._lately(now)
-        if candidate not in lately or self._goes_on(candidate, certificate):
+        if candidate not in lately:
             return False
         fit = self._electorate.fitness(candidate)
         return any(
             peer not in lately and self._electorate.fitness(peer) >= fit and self._up_to_date(peer, 1)
             for peer in others
         )
-
-    def _goes_on(self, candidate: str, certificate: Certificate | None) -> bool:
-        """Tell whether that one asks again for its own office, of which it has not made as many versions as a
-        term has: its votes may be no majority any more."""
-        most = self._context.shared.config.term_versions
-        if certificate is None or certificate.syncer != candidate:
-            return False
-        over = self._context.chain.head.number >= certificate.base[0] + most
-        return not over and self._rota.versions(candidate) < most
 
 
 REST_S = 10.0
@@ -250,25 +241,15 @@ class Rota:
     def __init__(self) -> None:
         self._last: BoundedDict[str, int] = BoundedDict(MOST)
         """Number of each one's newest version, the newest last."""
-        self._newest = ""
-        self._since = 0
-        """Number of the first of the newest versions that one syncer made without another between."""
 
     def made(self, syncer: str, number: int) -> None:
         """Note who made the head of the chain, and its number."""
-        if self._last.get(syncer) == number and self._newest == syncer:
-            return
-        if syncer != self._newest:
-            self._newest, self._since = syncer, number
-        self._last[syncer] = number
+        if self._last.get(syncer) != number:
+            self._last[syncer] = number
 
     def lately(self, many: int) -> frozenset[str]:
         """List so many of those who were syncer last."""
         return frozenset(islice(reversed(self._last), many))
-
-    def versions(self, syncer: str) -> int:
-        """Count the newest versions that this one made without another between."""
-        return self._last[syncer] - self._since + 1 if syncer == self._newest else 0
 
 
 FIRST_S = 60.0

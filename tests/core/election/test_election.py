@@ -554,17 +554,6 @@ def test_who_was_not_syncer_lately_is_ranked_before_others() -> None:
     assert ranks == {0, 1, 2}, "p1 and p2 come last"
 
 
-def test_a_syncer_may_ask_again_for_its_own_office_until_it_has_made_a_term_of_versions() -> None:
-    """Its votes may be no majority any more, or it wants another term before anybody sees this one end."""
-    solo = Solo(peers=PEERS)
-    solo.elect("p1")
-    for left in range(solo.config.term_versions, 0, -1):
-        solo.elect("p1", term=solo.fragment.office._terms.next(), start=solo.head.number)
-        assert sent(request(solo, "p1", solo.fragment.office._terms.next()), msg.VoteGranted), left
-        solo.announce(child(solo.fragment.chain.header, "p1", ("me", *PEERS), term=solo.fragment.office.term))
-    assert refusal(request(solo, "p1", solo.fragment.office._terms.next())) is VoteRefusal.OUT_OF_TURN
-
-
 def test_nobody_waits_for_the_rank_of_who_comes_last() -> None:
     solo = Solo(peers=PEERS)
     candidates = solo.fragment.office._candidates
