@@ -1,7 +1,6 @@
 """Candidates for an office: whose turn it is to stand, who leaves it to others, and who comes last.
 
 `Candidates` ranks those that would stand. `Trust` says whether this member counts on the syncer in office.
-`Rota` and `Idle` know the syncers that others come before.
 
 Rules: docs/protocol/election.md, sections 2, 3, 7 and 8.
 """
@@ -14,11 +13,13 @@ from itertools import islice
 
 from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.api.types import WHOLE_RUN, Certificate
+from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.context import LEAVES_TO_OTHERS, Electorate, Fitness, FragmentContext
 from p2pdiloco.util import BoundedDict
 
 MAX_DOUBLED = 3
 """Limit of doublings of what each rank waits."""
+MOST = 256
 
 
 class Candidates:
@@ -28,9 +29,10 @@ class Candidates:
         self._context = context
         self._group = group
         self._electorate = electorate
-        self.idle = Idle()
-        self._rota = Rota()
-        self._of: tuple[int, list[str], frozenset[str], frozenset[str]] = (0, [], frozenset(), frozenset())
+        self._had: BoundedDict[str, None] = BoundedDict(MOST)
+        """Syncers in the order in which they made a version, or nothing of the office, the last one last."""
+        self._seen: VersionHeader | None = None
+        self._of: tuple[int, list[str], frozenset[str]] = (0, [], frozenset())
         self._ours = 0
         self.losses = 0
         """Candidacies of ours that failed since the office was last filled."""
@@ -52,7 +54,6 @@ class Candidates:
     def filled(self, now: float) -> None:
         """Note that the office is filled."""
         self.losses, self.taken_s = 0, now
-        self.idle.filled()
 
     def wait_s(self, term: int, now: float) -> float:
         """Compute how long our rank leaves the better ones alone.
@@ -110,45 +111,44 @@ class Candidates:
     def our_rank(self, term: int, now: float) -> int:
         """Find our rank in that term; 0: we are first."""
         shared = self._context.shared
-        of = term, self._electorate.candidates(now), self.idle.now(now), self._lately(now)
+        of = term, self._electorate.candidates(now), self._lately(now)
         if of != self._of:
             order = ranking(shared.config.run, self._group, self._context.index, term, of[1])
-            order.sort(key=lambda peer: (peer in of[2], peer in of[3]))
+            order.sort(key=lambda peer: peer in of[2])
             self._of, self._ours = of, order.index(shared.me)
         return self._ours
 
     def look(self) -> None:
         """Note who made the head of the chain. In grouped runs no group's syncer makes versions."""
-        if self._group == WHOLE_RUN and self._context.chain.header.groups == 1:
-            header = self._context.chain.header
-            self._rota.made(header.syncer, header.number)
+        header = self._context.chain.header
+        if header is not self._seen and self._group == WHOLE_RUN and header.groups == 1:
+            self._seen = header
+            self.had(header.syncer)
+
+    def had(self, syncer: str) -> None:
+        """Let others come before this syncer. Nobody can make a member wait for its rank, and by naming a
+        high term it can choose one in which it is the first. So without this one member could hold every
+        office for ever, and leave whom it likes out of all rounds, or make nothing."""
+        self._had.pop(syncer, None)
+        self._had[syncer] = None
 
     def _lately(self, now: float) -> frozenset[str]:
-        return self._rota.lately(len(self._standing(now)) // 2)
+        return frozenset(islice(reversed(self._had), len(self._standing(now)) // 2))
 
     def _standing(self, now: float) -> list[str]:
         own = [self._context.shared.me] if self.may_stand(now) else []
         return [*self._electorate.willing(now), *own]
 
-    def waited_in_vain(self, certificate: Certificate | None, now: float) -> None:
-        """Remember a syncer that makes nothing of its term. In grouped runs versions are not its to make."""
-        if certificate and self._group == WHOLE_RUN and self._context.chain.header.term < certificate.term:
-            self.idle.was(certificate.syncer, certificate.term, now)
-
     def comes_last(self, candidate: str, now: float) -> bool:
-        """Tell whether others are to be elected before that candidate, which made nothing of its last term or
-        was syncer lately, and there are some."""
-        idle = self.idle.now(now)
-        others = [peer for peer in self._standing(now) if peer not in idle]
-        if candidate in idle:
-            return bool(others)
+        """Tell whether others are to be elected before that candidate, which was syncer lately, and there are
+        some."""
         lately = self._lately(now)
         if candidate not in lately:
             return False
         fit = self._electorate.fitness(candidate)
         return any(
             peer not in lately and self._electorate.fitness(peer) >= fit and self._up_to_date(peer, 1)
-            for peer in others
+            for peer in self._standing(now)
         )
 
 
@@ -223,84 +223,6 @@ class Trust:
             silent = view.silence_s(syncer, now) >= self._shared.timing.suspect_s
             return "the syncer is silent" if silent else "the syncer is unreachable"
         return ""
-
-
-MOST = 256
-
-
-class Rota:
-    """Syncers of one chain in the order in which they made its versions, as this member saw.
-
-    Others come before those that were syncer last. Nobody can make a member wait for its rank, and by naming
-    a high term it can choose one in which it is the first. So without this one member could hold every office
-    for ever, and leave whom it likes out of all rounds.
-
-    Rules: docs/protocol/election.md, section 8.
-    """
-
-    def __init__(self) -> None:
-        self._last: BoundedDict[str, int] = BoundedDict(MOST)
-        """Number of each one's newest version, the newest last."""
-
-    def made(self, syncer: str, number: int) -> None:
-        """Note who made the head of the chain, and its number."""
-        if self._last.get(syncer) != number:
-            self._last[syncer] = number
-
-    def lately(self, many: int) -> frozenset[str]:
-        """List so many of those who were syncer last."""
-        return frozenset(islice(reversed(self._last), many))
-
-
-FIRST_S = 60.0
-"""Time for which others come first; twice as long after every further time, up to `LONGEST_S`."""
-LONGEST_S = 3600.0
-
-
-VAIN_S = 3.0
-"""Time from the first vote for a candidate on after which one that is not in office yet comes last."""
-
-
-class Idle:
-    """Syncers that made nothing of one group's office, and candidates that made no office of our votes, as
-    this member saw, until they make a version.
-
-    They were waited for as long as anybody is. They are the last in turn: else one fast member that makes
-    nothing would be elected again and again, each time for a patience of all.
-
-    Rules: docs/protocol/election.md, section 8.
-    """
-
-    def __init__(self) -> None:
-        self._known: BoundedDict[str, tuple[int, int, float]] = BoundedDict(MOST)
-        """The newest such term, how many there were in a row, and until when others come first."""
-        self._voted: BoundedDict[str, float] = BoundedDict(MOST)
-        """Time at which each first got our vote since the office was last filled."""
-
-    def was(self, syncer: str, term: int, now: float) -> None:
-        """Note that this syncer let us wait for nothing in this term."""
-        before, times, _ = self._known.get(syncer, (0, 0, 0.0))
-        if term > before:
-            self._known[syncer] = term, times + 1, now + min(FIRST_S * 2.0 ** min(times, 16), LONGEST_S)
-
-    def voted(self, candidate: str, term: int, now: float) -> None:
-        """Note that this one gets our vote, perhaps again, though it did not come into office by it."""
-        first_s = self._voted.setdefault(candidate, now)
-        if now - first_s >= VAIN_S:
-            self.was(candidate, term, now)
-
-    def filled(self) -> None:
-        """Note that the office is filled."""
-        self._voted.clear()
-
-    def made(self, syncer: str, term: int) -> None:
-        """Note that this syncer made a version in this term."""
-        if syncer in self._known and self._known[syncer][0] <= term:
-            del self._known[syncer]
-
-    def now(self, now: float) -> frozenset[str]:
-        """List those after whom nobody comes for a while."""
-        return frozenset(peer for peer, (_, _, until_s) in self._known.items() if now < until_s)
 
 
 def ranking(run: str, group: str, fragment: int, term: int, candidates: Iterable[str]) -> list[str]:

@@ -61,6 +61,10 @@ OFFICE_TABLE = {
 }
 
 
+VAIN_S = 3.0
+"""Time for which an office is open until a candidate that gets our vote counts as one that had it."""
+
+
 class Office:
     """Office of one group's syncer, as one member sees it: who holds it, for how long, and how it is filled
     again.
@@ -177,6 +181,8 @@ class Office:
         """Stop counting on the holder, of which this was seen. `details`: for people."""
         if self._trust.suspected is None and not self.holding:
             self._trust.suspected = why
+            if self.syncer is not None and why is Suspicion.NO_VERSION:
+                self._candidates.had(self.syncer)
             known = {"syncer": self.syncer, "term": self.term, **details}
             self._shared.out.record("suspicion", self._fragment, str(why), **known)
 
@@ -188,7 +194,6 @@ class Office:
     def trust(self) -> None:
         """Count on the holder again: a new version arrived."""
         self._trust.suspected = None
-        self._candidates.idle.made(self._chain.header.syncer, self._chain.header.term)
 
     def lay_down(self, reason: str) -> None:
         """Lay the office down: we cannot go on as syncer (term over, disk full, leaving)."""
@@ -216,8 +221,6 @@ class Office:
                 self.lay_down(f"this node {others}")
             elif not self._shared.votes:
                 self.lay_down("our disk takes no votes")  # and would take no version
-        if self._trust.suspected is Suspicion.NO_VERSION:
-            self._candidates.waited_in_vain(self.certificate, now)
         self._void_if_outgrown(now)
         self._turn.due_s = None
         if self.state is OfficeState.CANDIDATE:
@@ -326,7 +329,8 @@ class Office:
         if self.holding:
             self.lay_down("a majority may elect another")
         self._turn.voted(now + self._shared.timing.election_timeout_s)
-        self._candidates.idle.voted(sender, request.term, now)
+        if self.open_s(now) >= VAIN_S:
+            self._candidates.had(sender)
         if self._voter.gave(sender, request.term):
             self._shared.out.put(granted)
         else:
