@@ -206,12 +206,8 @@ class Follower:
             self._pull(FollowSignal.PULL_UPDATE, FetchUpdate(self._fragment, number, peer))
 
     def _pull(self, signal: FollowSignal, effect: FetchUpdate | FetchState) -> None:
-        self._go(signal)
-        self._shared.out.ask(effect, partial(self._fetched, effect.peer), self._fragment)
-
-    def _go(self, signal: FollowSignal) -> None:
         self._machine.go(signal)
-        self._shared.guidance.asks(self._fragment, self.state is not FollowState.RESTING)
+        self._shared.out.ask(effect, partial(self._fetched, effect.peer), self._fragment)
 
     def _take_spare(self) -> None:
         self._spare.take()
@@ -240,7 +236,7 @@ class Follower:
         self._retry_at_s = now if fault else now + retry_s
 
     def _done(self, now: float, ok: bool) -> None:
-        self._go(FollowSignal.DONE)
+        self._machine.go(FollowSignal.DONE)
         if self._has_spare:
             self._spare.free()
         self._has_spare = self._unproven = False
