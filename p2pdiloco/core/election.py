@@ -79,24 +79,15 @@ class Office:
     `stagger_s` longer. A voter gives one vote per term, durable before it is sent; never to a candidate whose
     chain is lighter than its own, and not while it counts on a holder.
 
-    Args:
-        busy: question whether a round of ours is closing right now: then we do not lay the office down.
     """
 
-    def __init__(
-        self,
-        context: FragmentContext,
-        group: str,
-        electorate: Electorate,
-        busy: Callable[[], bool],
-    ) -> None:
+    def __init__(self, context: FragmentContext, group: str, electorate: Electorate) -> None:
         self._context = context
         self._shared = context.shared
         self._group = group
         self._fragment = context.index
         self._chain = context.chain
         self._electorate = electorate
-        self._busy = busy
         self._machine = Machine(OFFICE_TABLE, OfficeState.VACANT)
         self.certificate: Certificate | None = None
         self._voter = Voter(context, group)
@@ -216,7 +207,7 @@ class Office:
         self._candidates.look()
         if self.holding and self.term_over():
             self.lay_down(f"term {self.term} is over")
-        elif self.holding and not self._busy():
+        elif self.holding:
             if others := self._candidates.why_give_way(self.certificate, now):
                 self.lay_down(f"this node {others}")
             elif not self._shared.votes:
@@ -256,9 +247,9 @@ class Office:
         Else two sides of a healed split would each keep to their own syncer, and a newcomer to none.
         """
         certificate, shared = self.certificate, self._shared
-        if certificate is None or not shared.confirmed or self._busy():
+        if certificate is None or not shared.confirmed:
             return
-        # The holder goes first, between two rounds; the others only if it does not: two at once would fork.
+        # The holder goes first, the others only if it does not: two at once would fork.
         patience_s = 0.0 if self.holding else shared.timing.suspect_s
         if not self._binding.lost(certificate, patience_s, now):
             self._terms.used(self._binding.term)
