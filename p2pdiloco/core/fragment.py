@@ -21,7 +21,7 @@ from p2pdiloco.core.chain import Chain, Witnesses, strange_after
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue
 from p2pdiloco.core.election import Office
-from p2pdiloco.core.follower import Follower, ShownVersions
+from p2pdiloco.core.follower import Follower
 from p2pdiloco.core.pending import Pending
 from p2pdiloco.core.posts import GroupPost, Posts
 from p2pdiloco.core.round import Round, RoundState
@@ -46,9 +46,8 @@ class Fragment:
         )
         self.posts = Posts(self.context, self.own, posts, self._request, now)
         self.publisher = self.posts.publisher
-        self.siblings = ShownVersions(shared, self.chain)
         self.auditor = Auditor(self.context, self.own)
-        self.follower = Follower(self.context, self.own, self.siblings, self.auditor, self._moved)
+        self.follower = Follower(self.context, self.own, self.auditor, self._moved)
         self.attester = Attester(self.context, self.follower.heads, votes)
         self._too_long = 0
         """Number of contributions of ours in a row that are too long to count in full."""
@@ -210,7 +209,6 @@ class Fragment:
     def heard(self, peer: str, head: Head, confirmed: bool, now: float, saved: bool = False) -> None:
         """Take in which head a member holds."""
         self.witnesses.heard(peer, head, now)
-        self.siblings.heard(peer, head, now)
         if self.follower.heads.heard(peer, head, confirmed, saved, now):
             self.touch()
 
@@ -256,7 +254,6 @@ class Fragment:
         """Take in that a new version exists."""
         if not self.context.grouped and message.head.term > self.office.term:
             self.office.on_claim(sender, message.head.term, now)
-        self.siblings.heard(sender, message.head, now)
         self.follower.heads.heard(sender, message.head, confirmed, False, now)
 
 

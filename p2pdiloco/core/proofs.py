@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.core.api.events import CastOut, KeepProofs, SayWord
 from p2pdiloco.core.api.evidence import Accusation, Evidence, FalseState, Statement, cause_of
-from p2pdiloco.core.api.messages import Message, Progress, Proven, Said, Sibling, Stated
+from p2pdiloco.core.api.messages import Message, Progress, Proven, Said, Stated
 from p2pdiloco.core.api.papers import Word, paper_bytes
 from p2pdiloco.core.api.reasons import MessageFault
 from p2pdiloco.core.audit_state import STATEMENTS
@@ -62,14 +62,6 @@ class Gossip:
         """Take a proof that a peer tells."""
         if self._excluded.worth(message.proof):
             self._excluded.found(message.proof, sender)
-
-    def on_sibling(self, sender: str, message: Sibling, _now: float) -> None:
-        """Compare a version that a peer shows with ours."""
-        index = message.version.header.fragment
-        if index < len(self._fragments):
-            self._fragments[index].siblings.seen(sender, message.version)
-        else:
-            self._refuse(sender, MessageFault.UNKNOWN_FRAGMENT)
 
     def on_said(self, sender: str, message: Said, now: float) -> bool:
         """Take a seat's word, and pass it on. Tell whether it was news."""
