@@ -41,9 +41,7 @@ class Fragment:
         posts: list[GroupPost] = []
         self.context = FragmentContext(shared, index, self.chain, votes, posts, self._needs_syncer)
         self.witnesses = Witnesses(self.chain, shared.me, shared.timing, now)
-        self.own = ContributionQueue(
-            self.context, lambda now: self.follower.behind(now), lambda: self.attester.attestation()
-        )
+        self.own = ContributionQueue(self.context, lambda: self.attester.attestation())
         self.posts = Posts(self.context, self.own, posts, self._request, now)
         self.publisher = self.posts.publisher
         self.auditor = Auditor(self.context, self.own)

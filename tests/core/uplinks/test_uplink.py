@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from kit import STEP_S, Solo, branch, child, config, contribution, found, reasons, sent, vote
+from kit import STEP_S, Solo, child, config, contribution, found, reasons, sent, vote
 from metered_way import MeteredWay
 
 from p2pdiloco.core.api import events as ev
@@ -353,15 +353,3 @@ def denied(solo: Solo, head: Head) -> list[str]:
         effects = solo.wait(0.5)
         offers, seen = found(effects, ev.Offer), seen + effects
     return reasons(seen, "suspicion")
-
-
-def test_a_syncer_whose_term_is_over_is_not_suspected_while_its_last_version_is_on_its_way_to_us() -> None:
-    solo = Solo()
-    solo.learn()
-    solo.elect("p1")
-    last = branch(solo.config.term_versions)[-1].header.head()
-    assert not denied(solo, last)
-    solo = Solo()
-    solo.learn()
-    solo.elect("p1")
-    assert denied(solo, solo.head), "in the middle of its term it gave up"
