@@ -252,7 +252,6 @@ class Office:
         # The holder goes first, the others only if it does not: two at once would fork.
         patience_s = 0.0 if self.holding else shared.timing.suspect_s
         if not self._binding.lost(certificate, patience_s, now):
-            self._terms.used(self._binding.term)
             return
         reason = "its votes are no longer a majority of the members"
         stands_again = self.holding and shared.willing

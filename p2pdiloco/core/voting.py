@@ -290,8 +290,6 @@ class Binding:
         self._electorate = electorate
         self._look_s = -1e18
         self._lost_since_s = math.inf
-        self.term = 0
-        """Term of the last certificate that did."""
 
     def with_late(self, certificate: Certificate | None, vote: Vote, now: float) -> Certificate | None:
         """Add a vote that came after the majority to our certificate. Who counts more voters than we do asks
@@ -311,8 +309,6 @@ class Binding:
             return False
         self._look_s = now + self._context.shared.timing.heartbeat_s
         bound = binds(self._context, certificate, self._electorate, now)
-        if bound:
-            self.term = certificate.term
         self._lost_since_s = math.inf if bound else min(self._lost_since_s, now)
         return now - self._lost_since_s >= patience_s
 
