@@ -161,8 +161,7 @@ MAX_WAITING = 8
 WAIT_S = 120.0
 """Time for which an accusation waits for the version to come here, and for its turn."""
 PAUSE_S = 600.0
-"""Time for which an accuser is not heard after an accusation of which nothing came, and a peer after a false
-statement."""
+"""Time for which an accuser is not heard after an accusation of which nothing came."""
 MAX_PAUSING = 64
 
 
@@ -179,15 +178,6 @@ class Accusations:
         self._waiting: dict[str, tuple[Accusation, float]] = {}
         """Accusations by accuser, and until when they wait."""
         self._pausing_until_s: BoundedDict[str, float] = BoundedDict(MAX_PAUSING)
-        self._ignored_until_s: BoundedDict[str, float] = BoundedDict(MAX_PAUSING)
-
-    def ignores(self, peer: str, now: float) -> bool:
-        """Tell whether nothing that this peer tells is heard."""
-        return now < self._ignored_until_s.get(peer, 0.0)
-
-    def ignore(self, peer: str, now: float) -> None:
-        """Hear nothing that this peer tells for a while: it told what is not signed as it says."""
-        self._ignored_until_s[peer] = now + PAUSE_S
 
     def hears(self, accuser: str, now: float) -> bool:
         """Tell whether an accusation of that member would be taken."""

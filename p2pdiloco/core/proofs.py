@@ -203,7 +203,7 @@ class Hearing:
         if fault is not None:
             shared.out.record("refusal", None, str(fault), peer=sender)
             return
-        if not self._is_heard(statement, sender, now):
+        if not self._is_heard(statement, sender):
             return
         audits, counts = self._is_to_be_audited(accusation, now), self._counts(statement)
         agreed = counts and self._most_agree(statement, now)
@@ -211,7 +211,6 @@ class Hearing:
             return
         if not shared.excluded.signed(statement):
             shared.out.record("refusal", None, str(MessageFault.FALSE_STATEMENT), peer=sender)
-            shared.accusations.ignore(sender, now)  # an honest member passes on what it has checked
             return
         if counts:
             self._agreement.count(statement)
@@ -229,7 +228,7 @@ class Hearing:
         known = accusation.subject.fragment < len(self._fragments)
         return None if known else MessageFault.UNKNOWN_FRAGMENT
 
-    def _is_heard(self, statement: Statement, sender: str, now: float) -> bool:
+    def _is_heard(self, statement: Statement, sender: str) -> bool:
         """Tell whether its author and its sender are listened to, and it is about who counts."""
         shared, author = self._shared, statement.author()
         about = statement.accusation.subject.maker(), statement.culprit()
@@ -238,7 +237,6 @@ class Hearing:
             and author not in shared.excluded
             and all(map(shared.has_seat, (author, sender)))
             and all(peer == shared.me or shared.takes_part(peer) for peer in about)
-            and not shared.accusations.ignores(sender, now)
         )
 
     def _counts(self, statement: Statement) -> bool:
