@@ -139,17 +139,28 @@ class Candidates:
         own = [self._context.shared.me] if self.may_stand(now) else []
         return [*self._electorate.willing(now), *own]
 
-    def comes_last(self, candidate: str, now: float) -> bool:
+    def comes_last(self, candidate: str, certificate: Certificate | None, now: float) -> bool:
         """Tell whether others are to be elected before that candidate, which was syncer lately, and there are
         some."""
         lately = self._lately(now)
-        if candidate not in lately:
+        if candidate not in lately or self._goes_on(candidate, certificate):
             return False
         fit = self._electorate.fitness(candidate)
         return any(
             peer not in lately and self._electorate.fitness(peer) >= fit and self._up_to_date(peer, 1)
             for peer in self._standing(now)
         )
+
+    def _goes_on(self, candidate: str, certificate: Certificate | None) -> bool:
+        """Tell whether that one asks again for its own office, of which it has not made as many versions as a
+        term has: its votes may be no majority any more."""
+        chain, most = self._context.chain, self._context.shared.config.term_versions
+        made_nothing = next(reversed(self._had)) == candidate != chain.header.syncer
+        if certificate is None or certificate.syncer != candidate or made_nothing:
+            return False
+        first = chain.logged(chain.head.number - most + 1)
+        made = first is not None and first.header.syncer == candidate
+        return not made and chain.head.number < certificate.base[0] + most
 
 
 REST_S = 10.0

@@ -259,8 +259,8 @@ class VoteJudge:
             refusal = self._why_not_over(candidate, request.head, certificate, now)
             if refusal is not None:
                 return refusal
-        last = self._candidates.comes_last(candidate, now) and self._office.open_s(now) < LAST_AFTER_S
-        return VoteRefusal.OUT_OF_TURN if last else None
+        last = self._candidates.comes_last(candidate, certificate, now)
+        return VoteRefusal.OUT_OF_TURN if last and self._office.open_s(now) < LAST_AFTER_S else None
 
     def _why_not_over(
         self, candidate: str, head: Head, certificate: Certificate, now: float

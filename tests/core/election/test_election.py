@@ -655,3 +655,14 @@ def test_a_syncer_that_finds_that_it_calculates_otherwise_lays_its_office_down()
     solo.feed(ev.Miscalculates())
     assert not solo.fragment.office.holding
     assert not sent(solo.wait(30.0), msg.VoteRequest) and solo.core.confirmed
+
+
+def test_a_syncer_may_ask_again_for_its_own_office_until_it_has_made_a_term_of_versions() -> None:
+    """Its votes may be no majority any more, or it wants another term before anybody sees this one end."""
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    for left in range(solo.config.term_versions, 0, -1):
+        solo.elect("p1", term=solo.fragment.office._terms.next(), start=solo.head.number)
+        assert sent(request(solo, "p1", solo.fragment.office._terms.next()), msg.VoteGranted), left
+        solo.announce(child(solo.fragment.chain.header, "p1", ("me", *PEERS), term=solo.fragment.office.term))
+    assert refusal(request(solo, "p1", solo.fragment.office._terms.next())) is VoteRefusal.OUT_OF_TURN
