@@ -249,10 +249,6 @@ class Electorate:
         heads = (view.head(peer, self._fragment) for peer in attending)
         return sum(head is None or roster.knows(head) for head in heads)
 
-    def newcomer(self, child: str) -> bool:
-        """Tell whether nothing of that child was merged lately: all that is known of it is its own word."""
-        return not self._roster.attends(child)
-
     def peer_of(self, child: str, now: float) -> str:
         """Find the peer that sends for that child; empty if none is known."""
         return child

@@ -581,9 +581,6 @@ class UpperElectorate(Electorate):
     def reachable(self, now: float) -> int:
         return len(self.live(now)) + 1
 
-    def newcomer(self, child: str) -> bool:
-        return False
-
     def all_below(self, child: str, learners: Iterable[str]) -> bool:
         span = self.children.get(child, ())
         return all(self._plan.leaf_of(learner)[1] in span for learner in learners)
