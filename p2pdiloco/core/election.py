@@ -406,10 +406,10 @@ class Office:
             self._shared.out.send(sender, Elected(self.certificate))
 
     def on_claim(self, peer: str, term: int, now: float) -> None:
-        """Ask for a certificate that we lack: a heartbeat claims an office. Who could not be elected is not
-        asked."""
+        """Ask for a certificate that we lack: a heartbeat claims an office; or give ours, if it is newer. Who
+        could not be elected is not asked."""
         if not self._shared.confirmed or self._electorate.decides(peer, now):
-            self._inquiry.claimed(peer, term, self.term, now)
+            self._inquiry.claimed(peer, term, self.certificate, now)
 
 
 class Turn:
@@ -496,7 +496,8 @@ MAX_ASKED = 64
 class Inquiry:
     """Inquiry after the certificate of one group's office.
 
-    A peer that claims to hold the office is asked for the proof.
+    A peer that claims to hold the office is asked for the proof. One that claims it for an older term than
+    that of our certificate is given this: it may have missed that it is deposed, and wait for our work.
 
     Rules: docs/protocol/election.md, section 10.
     """
@@ -509,9 +510,14 @@ class Inquiry:
         """Times at which claimants were asked: each has its own pause, or one that claims what it has not,
         again and again, would keep us from asking whoever has it."""
 
-    def claimed(self, peer: str, term: int, known_term: int, now: float) -> None:
-        """Ask for the certificate of a claim above the term of ours, now and then."""
+    def claimed(self, peer: str, term: int, known: Certificate | None, now: float) -> None:
+        """Ask for the certificate of a claim above the term of ours, or give ours, now and then."""
         due_s = self._asked_s.get(peer, -1e18) + self._shared.timing.query_s
-        if term > known_term and now >= due_s:
-            self._asked_s[peer] = now
-            self._shared.out.send(peer, OfficeQuery(self._group, self._fragment, known_term))
+        if now < due_s or (known is not None and term == known.term):
+            return
+        self._asked_s[peer] = now
+        if known is not None and term < known.term:
+            self._shared.out.send(peer, Elected(known))
+        else:
+            query = OfficeQuery(self._group, self._fragment, known.term if known else 0)
+            self._shared.out.send(peer, query)
