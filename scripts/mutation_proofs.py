@@ -12,7 +12,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.context import FalseStates
-from p2pdiloco.core.follower import ShownVersions
+from p2pdiloco.core.follower import Follower
 from p2pdiloco.core.proofs import Gossip
 from p2pdiloco.core.roster import Roster
 from p2pdiloco.core.voting import SeenVotes
@@ -21,7 +21,7 @@ from p2pdiloco_lab.simulation.sim_host import DiskWriter
 
 @mutation("liars", 4, 12, "only-liars")
 def two_versions_are_not_compared(patch: Patch) -> None:
-    patch.set(ShownVersions, "seen", lambda self, giver, version: None)
+    patch.set(Follower, "_compare", lambda self, giver, version: None)
 
 
 @mutation("liars", 4, 12, "only-liars", first_seed=14)

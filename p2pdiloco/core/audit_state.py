@@ -161,10 +161,7 @@ MAX_WAITING = 8
 WAIT_S = 120.0
 """Time for which an accusation waits for the version to come here, and for its turn."""
 PAUSE_S = 600.0
-"""Time for which an accuser is not heard after an accusation of which nothing came, and a peer after a false
-statement."""
-REPEATED_S = 3600.0
-"""Time within which a second version whose contributions are not to be had tells against its accuser."""
+"""Time for which an accuser is not heard after an accusation of which nothing came."""
 MAX_PAUSING = 64
 
 
@@ -172,8 +169,7 @@ class Accusations:
     """Accusations that this node has heard, and that wait until it has made the merge again for itself.
 
     One for each accuser: nobody can keep us busy. An accuser of a version whose contributions are not to be
-    had is not heard again for a while. It had them all, and should have given them; if that happens with
-    another version again soon, it is distrusted.
+    had is not heard again for a while. It had them all, and should have given them.
 
     Rules: docs/protocol/audits.md, section 3.
     """
@@ -182,18 +178,6 @@ class Accusations:
         self._waiting: dict[str, tuple[Accusation, float]] = {}
         """Accusations by accuser, and until when they wait."""
         self._pausing_until_s: BoundedDict[str, float] = BoundedDict(MAX_PAUSING)
-        self._missing: BoundedDict[str, tuple[bytes, float]] = BoundedDict(MAX_PAUSING)
-        """Last version that each accused of which not all contributions were to be had, and when that was."""
-
-        self._ignored_until_s: BoundedDict[str, float] = BoundedDict(MAX_PAUSING)
-
-    def ignores(self, peer: str, now: float) -> bool:
-        """Tell whether nothing that this peer tells is heard."""
-        return now < self._ignored_until_s.get(peer, 0.0)
-
-    def ignore(self, peer: str, now: float) -> None:
-        """Hear nothing that this peer tells for a while: it told what is not signed as it says."""
-        self._ignored_until_s[peer] = now + PAUSE_S
 
     def hears(self, accuser: str, now: float) -> bool:
         """Tell whether an accusation of that member would be taken."""
@@ -227,15 +211,6 @@ class Accusations:
         """Let go of an accusation of which nothing follows."""
         self.settled(accusation)
         self._pausing_until_s[accusation.accuser] = now + PAUSE_S
-
-    def missing(self, accusation: Accusation, now: float) -> bool:
-        """Let go of an accusation of a version whose contributions were not to be had. Tell whether another
-        one of that accuser ended so lately."""
-        self.vain(accusation, now)
-        digest = accusation.subject.digest()
-        before, at_s = self._missing.get(accusation.accuser, (digest, now))
-        self._missing[accusation.accuser] = digest, now
-        return before != digest and now - at_s < REPEATED_S
 
     def _expire(self, now: float) -> None:
         for accusation in [each for each, until_s in self._waiting.values() if until_s <= now]:

@@ -351,7 +351,7 @@ class Auditor:
         else:
             for accusation in accused:
                 if accusation.accuser in self._givers:  # else it is tried once more, with what that one has
-                    self._in_vain(accusation, outcome, now)
+                    self._shared.accusations.vain(accusation, now)
 
     def _found_false(self, merge: AuditedMerge, accused: list[Accusation], now: float) -> None:
         """Accuse the syncer before all others, which excludes it here; if we are it, end. What is above that
@@ -368,14 +368,6 @@ class Auditor:
         else:
             shared.distrust.add(merge.syncer, now)
             shared.excluded.found(ours)
-
-    def _in_vain(self, accusation: Accusation, outcome: AuditOutcome, now: float) -> None:
-        """Let go of an accusation of which nothing follows. Whoever made it has what was missing."""
-        heard, accuser = self._shared.accusations, accusation.accuser
-        if outcome is not AuditOutcome.MISSING:
-            heard.vain(accusation, now)
-        elif heard.missing(accusation, now) and self._works:
-            self._shared.distrust.add(accuser, now)
 
     def _refute(self, accusation: Accusation) -> None:
         """Say before all others that an accusation is false, which excludes its author here."""

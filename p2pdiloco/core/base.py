@@ -304,10 +304,6 @@ class Outbox:
         return effects
 
 
-STUCK_TIMES = 15
-"""Waits (`resume_alone_s`) for a joined peer after which what is under way keeps nobody waiting any more."""
-
-
 class Guidance:
     """Guidance of a node that begins with nothing: whom its person and the run's owner named to believe.
 
@@ -315,7 +311,7 @@ class Guidance:
 
     1. What the owner vouched for: members that had worked by then. What most of those that are here stand on
        is the run; without any of them a newcomer waits.
-    2. Else a peer that the person named to join through, as long as it delivers.
+    2. Else a peer that the person named to join through, as long as it is here.
     3. Else what most confirmed members stand on.
 
     Rules: docs/protocol/trust.md, section 5.
@@ -332,10 +328,8 @@ class Guidance:
         """Newest word of the owner, by fragment."""
         self.witnesses: frozenset[str] = frozenset()
         """Members that had worked when the owner vouched."""
-        self._first_s = self._since_s = math.inf
-        """Times since which confirmed members are here, and since which nothing of what we lack has come."""
-        self._under_way: set[int] = set()
-        self._anchors_failed = False
+        self._first_s = math.inf
+        """Time since which confirmed members are here."""
 
     def begin_with_nothing(self) -> None:
         """Note that nothing was saved."""
@@ -349,34 +343,15 @@ class Guidance:
 
     def hears(self, now: float) -> None:
         """Note that a confirmed member was heard."""
-        if self._first_s == math.inf:
-            self._first_s = self._since_s = now
-
-    def asks(self, fragment: int, under_way: bool) -> None:
-        """Note whether something of a fragment is under way."""
-        (self._under_way.add if under_way else self._under_way.discard)(fragment)
-
-    def progressed(self, now: float) -> None:
-        """Note that something came."""
-        self._since_s = max(now, self._first_s)
+        self._first_s = min(self._first_s, now)
 
     def basis(self, fragment: int, confirmed: list[str], now: float) -> Basis:
-        """Choose whose word counts now."""
+        """Choose whose word counts now: a joined peer's if it is confirmed, or may turn out to be."""
         if fragment in self.vouches:
             return Basis.VOUCHED
-        if not self._anchors_failed and self._may_deliver(confirmed):
-            if not self._late(now):
-                return Basis.JOINED
-            self._anchors_failed = True
-        return Basis.MOST
-
-    def _may_deliver(self, confirmed: list[str]) -> bool:
-        """Tell whether a joined peer is confirmed, or may turn out to be."""
-        return any(peer in confirmed or self._view.progress(peer) is None for peer in self.anchors)
-
-    def _late(self, now: float) -> bool:
-        patience_s = self._timing.resume_alone_s
-        return now - self._since_s >= patience_s * (STUCK_TIMES if self._under_way else 1)
+        late = now >= self._first_s + self._timing.resume_alone_s
+        joined = any(p in confirmed or not (late or self._view.progress(p)) for p in self.anchors)
+        return Basis.JOINED if joined else Basis.MOST
 
     def heard_enough(self, now: float) -> bool:
         """Tell whether everybody who is listed has spoken, or had the time to."""

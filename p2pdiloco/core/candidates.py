@@ -1,7 +1,6 @@
 """Candidates for an office: whose turn it is to stand, who leaves it to others, and who comes last.
 
 `Candidates` ranks those that would stand. `Trust` says whether this member counts on the syncer in office.
-`Rota` and `Idle` know the syncers that others come before.
 
 Rules: docs/protocol/election.md, sections 2, 3, 7 and 8.
 """
@@ -14,11 +13,13 @@ from itertools import islice
 
 from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.api.types import WHOLE_RUN, Certificate
+from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.context import LEAVES_TO_OTHERS, Electorate, Fitness, FragmentContext
 from p2pdiloco.util import BoundedDict
 
 MAX_DOUBLED = 3
 """Limit of doublings of what each rank waits."""
+MOST = 256
 
 
 class Candidates:
@@ -28,9 +29,10 @@ class Candidates:
         self._context = context
         self._group = group
         self._electorate = electorate
-        self.idle = Idle()
-        self._rota = Rota()
-        self._of: tuple[int, list[str], frozenset[str], frozenset[str]] = (0, [], frozenset(), frozenset())
+        self._had: BoundedDict[str, None] = BoundedDict(MOST)
+        """Syncers in the order in which they made a version, or nothing of the office, the last one last."""
+        self._seen: VersionHeader | None = None
+        self._of: tuple[int, list[str], frozenset[str]] = (0, [], frozenset())
         self._ours = 0
         self.losses = 0
         """Candidacies of ours that failed since the office was last filled."""
@@ -52,7 +54,6 @@ class Candidates:
     def filled(self, now: float) -> None:
         """Note that the office is filled."""
         self.losses, self.taken_s = 0, now
-        self.idle.filled()
 
     def wait_s(self, term: int, now: float) -> float:
         """Compute how long our rank leaves the better ones alone.
@@ -110,55 +111,56 @@ class Candidates:
     def our_rank(self, term: int, now: float) -> int:
         """Find our rank in that term; 0: we are first."""
         shared = self._context.shared
-        of = term, self._electorate.candidates(now), self.idle.now(now), self._lately(now)
+        of = term, self._electorate.candidates(now), self._lately(now)
         if of != self._of:
             order = ranking(shared.config.run, self._group, self._context.index, term, of[1])
-            order.sort(key=lambda peer: (peer in of[2], peer in of[3]))
+            order.sort(key=lambda peer: peer in of[2])
             self._of, self._ours = of, order.index(shared.me)
         return self._ours
 
     def look(self) -> None:
         """Note who made the head of the chain. In grouped runs no group's syncer makes versions."""
-        if self._group == WHOLE_RUN and self._context.chain.header.groups == 1:
-            header = self._context.chain.header
-            self._rota.made(header.syncer, header.number)
+        header = self._context.chain.header
+        if header is not self._seen and self._group == WHOLE_RUN and header.groups == 1:
+            self._seen = header
+            self.had(header.syncer)
+
+    def had(self, syncer: str) -> None:
+        """Let others come before this syncer. Nobody can make a member wait for its rank, and by naming a
+        high term it can choose one in which it is the first. So without this one member could hold every
+        office for ever, and leave whom it likes out of all rounds, or make nothing."""
+        self._had.pop(syncer, None)
+        self._had[syncer] = None
 
     def _lately(self, now: float) -> frozenset[str]:
-        return self._rota.lately(len(self._standing(now)) // 2)
+        return frozenset(islice(reversed(self._had), len(self._standing(now)) // 2))
 
     def _standing(self, now: float) -> list[str]:
         own = [self._context.shared.me] if self.may_stand(now) else []
         return [*self._electorate.willing(now), *own]
 
-    def waited_in_vain(self, certificate: Certificate | None, now: float) -> None:
-        """Remember a syncer that makes nothing of its term. In grouped runs versions are not its to make."""
-        if certificate and self._group == WHOLE_RUN and self._context.chain.header.term < certificate.term:
-            self.idle.was(certificate.syncer, certificate.term, now)
-
     def comes_last(self, candidate: str, certificate: Certificate | None, now: float) -> bool:
-        """Tell whether others are to be elected before that candidate, which made nothing of its last term or
-        was syncer lately, and there are some."""
-        idle = self.idle.now(now)
-        others = [peer for peer in self._standing(now) if peer not in idle]
-        if candidate in idle:
-            return bool(others)
+        """Tell whether others are to be elected before that candidate, which was syncer lately, and there are
+        some."""
         lately = self._lately(now)
         if candidate not in lately or self._goes_on(candidate, certificate):
             return False
         fit = self._electorate.fitness(candidate)
         return any(
             peer not in lately and self._electorate.fitness(peer) >= fit and self._up_to_date(peer, 1)
-            for peer in others
+            for peer in self._standing(now)
         )
 
     def _goes_on(self, candidate: str, certificate: Certificate | None) -> bool:
         """Tell whether that one asks again for its own office, of which it has not made as many versions as a
         term has: its votes may be no majority any more."""
-        most = self._context.shared.config.term_versions
-        if certificate is None or certificate.syncer != candidate:
+        chain, most = self._context.chain, self._context.shared.config.term_versions
+        made_nothing = next(reversed(self._had)) == candidate != chain.header.syncer
+        if certificate is None or certificate.syncer != candidate or made_nothing:
             return False
-        over = self._context.chain.head.number >= certificate.base[0] + most
-        return not over and self._rota.versions(candidate) < most
+        first = chain.logged(chain.head.number - most + 1)
+        made = first is not None and first.header.syncer == candidate
+        return not made and chain.head.number < certificate.base[0] + most
 
 
 REST_S = 10.0
@@ -181,35 +183,18 @@ class Trust:
         self._candidates = candidates
         self.suspected: Suspicion | None = None
         """Reason why this one is not counted on, though it is alive; None if it is."""
-        self.outvoted = False
-        """True: others count on it, and so it stays."""
-        self._vain_term = 0
-        """Term in which others let stay whom we suspected."""
-        self._endured_term = 0
+        self._stays_term = 0
+        """Term in which others let stay whom we do not count on."""
         self._rests_until_s = 0.0
 
-    def doubt(self, why: Suspicion, certificate: Certificate | None) -> None:
-        """Stop counting on it. If others let it stay in this term before, we go by that for now."""
-        self.suspected = why
-        self.outvoted = certificate is not None and certificate.term == self._vain_term
+    def overruled(self, certificate: Certificate, now: float) -> None:
+        """Take in that those that refused us their votes count on it, where we do not."""
+        self._rests_until_s = now + REST_S
+        self._stays_term = certificate.term
 
-    def renew(self) -> None:
-        """Count on it again, or on the next."""
-        self.suspected, self.outvoted = None, False
-
-    def overruled(self, counted_on: bool, certificate: Certificate | None, now: float) -> None:
-        """Take in whether those that refused us their votes count on it, where we do not."""
-        self.outvoted = counted_on and self.suspected is not None
-        if counted_on and certificate is not None:
-            self._rests_until_s = now + REST_S
-            if self._found(certificate.syncer, now):
-                self._endured_term = certificate.term
-            elif self.outvoted:
-                self._vain_term = certificate.term
-
-    def endures(self, certificate: Certificate, now: float) -> bool:
-        """Tell whether the holder stays: others count on it, and only what we found speaks against it."""
-        return certificate.term == self._endured_term and not self._seen(certificate, now, "")
+    def stays(self, certificate: Certificate) -> bool:
+        """Tell whether others count on it, and so it stays."""
+        return certificate.term == self._stays_term
 
     def rests(self, certificate: Certificate | None, now: float) -> bool:
         """Tell whether to stand against it is in vain for now: others have just let it stay."""
@@ -249,94 +234,6 @@ class Trust:
             silent = view.silence_s(syncer, now) >= self._shared.timing.suspect_s
             return "the syncer is silent" if silent else "the syncer is unreachable"
         return ""
-
-
-MOST = 256
-
-
-class Rota:
-    """Syncers of one chain in the order in which they made its versions, as this member saw.
-
-    Others come before those that were syncer last. Nobody can make a member wait for its rank, and by naming
-    a high term it can choose one in which it is the first. So without this one member could hold every office
-    for ever, and leave whom it likes out of all rounds.
-
-    Rules: docs/protocol/election.md, section 8.
-    """
-
-    def __init__(self) -> None:
-        self._last: BoundedDict[str, int] = BoundedDict(MOST)
-        """Number of each one's newest version, the newest last."""
-        self._newest = ""
-        self._since = 0
-        """Number of the first of the newest versions that one syncer made without another between."""
-
-    def made(self, syncer: str, number: int) -> None:
-        """Note who made the head of the chain, and its number."""
-        if self._last.get(syncer) == number and self._newest == syncer:
-            return
-        if syncer != self._newest:
-            self._newest, self._since = syncer, number
-        self._last[syncer] = number
-
-    def lately(self, many: int) -> frozenset[str]:
-        """List so many of those who were syncer last."""
-        return frozenset(islice(reversed(self._last), many))
-
-    def versions(self, syncer: str) -> int:
-        """Count the newest versions that this one made without another between."""
-        return self._last[syncer] - self._since + 1 if syncer == self._newest else 0
-
-
-FIRST_S = 60.0
-"""Time for which others come first; twice as long after every further time, up to `LONGEST_S`."""
-LONGEST_S = 3600.0
-
-
-VAIN_S = 3.0
-"""Time from the first vote for a candidate on after which one that is not in office yet comes last."""
-
-
-class Idle:
-    """Syncers that made nothing of one group's office, and candidates that made no office of our votes, as
-    this member saw, until they make a version.
-
-    They were waited for as long as anybody is. They are the last in turn: else one fast member that makes
-    nothing would be elected again and again, each time for a patience of all.
-
-    Rules: docs/protocol/election.md, section 8.
-    """
-
-    def __init__(self) -> None:
-        self._known: BoundedDict[str, tuple[int, int, float]] = BoundedDict(MOST)
-        """The newest such term, how many there were in a row, and until when others come first."""
-        self._voted: BoundedDict[str, float] = BoundedDict(MOST)
-        """Time at which each first got our vote since the office was last filled."""
-
-    def was(self, syncer: str, term: int, now: float) -> None:
-        """Note that this syncer let us wait for nothing in this term."""
-        before, times, _ = self._known.get(syncer, (0, 0, 0.0))
-        if term > before:
-            self._known[syncer] = term, times + 1, now + min(FIRST_S * 2.0 ** min(times, 16), LONGEST_S)
-
-    def voted(self, candidate: str, term: int, now: float) -> None:
-        """Note that this one gets our vote, perhaps again, though it did not come into office by it."""
-        first_s = self._voted.setdefault(candidate, now)
-        if now - first_s >= VAIN_S:
-            self.was(candidate, term, now)
-
-    def filled(self) -> None:
-        """Note that the office is filled."""
-        self._voted.clear()
-
-    def made(self, syncer: str, term: int) -> None:
-        """Note that this syncer made a version in this term."""
-        if syncer in self._known and self._known[syncer][0] <= term:
-            del self._known[syncer]
-
-    def now(self, now: float) -> frozenset[str]:
-        """List those after whom nobody comes for a while."""
-        return frozenset(peer for peer, (_, _, until_s) in self._known.items() if now < until_s)
 
 
 def ranking(run: str, group: str, fragment: int, term: int, candidates: Iterable[str]) -> list[str]:

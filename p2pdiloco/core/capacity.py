@@ -20,8 +20,6 @@ UPDATE_COPIES = 2
 """Copies of each update that a syncer sends in the time of H inner steps, beside its own contributions."""
 MARGIN = 1.4
 """Factor by which a rate must lie beyond what is asked to change what was said."""
-KEEP_S = 20.0
-"""Time for which what was said stays: a change moves offices."""
 
 
 def asked_bits_per_s(config: CoreConfig, step_s: float) -> float:
@@ -39,19 +37,15 @@ class OwnUplink:
         self.thin = False
         self.bits_per_s = math.inf
         """Rate as measured; infinite while nothing is known."""
-        self._changed_s = -math.inf
 
     def measured(self, bits_per_s: float) -> None:
         """Take in what it carries."""
         self.bits_per_s = bits_per_s
 
-    def look(self, asked: float, now: float) -> bool:
+    def look(self, asked: float) -> bool:
         """Judge anew. Tell whether what we say of ourselves changes."""
-        thin = self.bits_per_s < (asked * MARGIN if self.thin else asked / MARGIN)
-        if thin == self.thin or now - self._changed_s < KEEP_S:
-            return False
-        self.thin, self._changed_s = thin, now
-        return True
+        before, self.thin = self.thin, self.bits_per_s < (asked * MARGIN if self.thin else asked / MARGIN)
+        return self.thin is not before
 
 
 LEAST_BYTES = 256 * 1024

@@ -245,18 +245,11 @@ class Electorate:
         return self._shared.expected_learners(now)
 
     def reachable(self, now: float) -> int:
-        """Count those of these of which a quorum may be asked for: nobody on another branch. Where they are
-        all newcomers to a chain of others, nothing is known of any but oneself."""
-        learners = self.expected(now)
-        if self._roster.none_attends(learners):
-            return 1
+        """Count those of these of which a quorum may be asked for: nobody on another branch."""
         view, roster = self._shared.view, self._roster
-        heads = (view.head(peer, self._fragment) for peer in roster.attending("learners", learners))
+        attending = roster.attending("learners", self.expected(now))
+        heads = (view.head(peer, self._fragment) for peer in attending)
         return sum(head is None or roster.knows(head) for head in heads)
-
-    def newcomer(self, child: str) -> bool:
-        """Tell whether nothing of that child was merged lately: all that is known of it is its own word."""
-        return not self._roster.attends(child)
 
     def peer_of(self, child: str, now: float) -> str:
         """Find the peer that sends for that child; empty if none is known."""

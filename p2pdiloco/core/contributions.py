@@ -69,14 +69,12 @@ class ContributionQueue:
     that had merged it lost against a heavier chain.
 
     Args:
-        behind: question whether a version is on its way here, or known.
         attestation: what the next label says of milestones.
     """
 
     def __init__(
         self,
         context: FragmentContext,
-        behind: Callable[[float], bool],
         attestation: Callable[[], Attestation | None],
     ) -> None:
         self._context = context
@@ -92,7 +90,7 @@ class ContributionQueue:
         self._sequence = 0
         self._patience = Patience(context)
         self._withheld = Withheld(context, self._patience)
-        self._behind, self._attestation = behind, attestation
+        self._attestation = attestation
         self.base_number = chain.head.number
         """Version that the learner's parameters are measured against."""
         self.base_digest = chain.head.digest
@@ -204,10 +202,6 @@ class ContributionQueue:
         first = self._queue[0]
         syncer = self._office.syncer
         if first.state is SendState.HELD and (first.peer != syncer or now >= first.deadline_s):
-            if first.peer == syncer and self._behind(now):
-                # It makes versions: what is slow is their way to us, and perhaps ours is in one of them.
-                first.wait_until(now + self._shared.timing.answer_floor_s)
-                return None
             if first.peer == syncer:
                 self._office.suspect(Suspicion.NO_VERSION, waited_s=round(now - first.offered_s, 1))
             first.retry(now)
@@ -266,10 +260,9 @@ class ContributionQueue:
             return
         if verdict.then is Then.RELABEL:
             pending.rebase(self._chain.head)
-        denied = verdict.then is Then.DOUBT and pending.attempts > 1 and pending.peer == self._office.syncer
-        if denied and not self._behind(now):  # else a version that ends its term may be on its way to us
+        if verdict.then is Then.DOUBT and pending.attempts > 1 and pending.peer == self._office.syncer:
             self._office.suspect(Suspicion.NOT_IN_OFFICE)
-        self._withheld.refused(pending, verdict, self._behind(now), now)
+        self._withheld.refused(pending, verdict, now)
         pending.retry(now, self._shared.timing.retry_s)
 
     def sent(self, stamp: Stamp) -> None:
@@ -462,8 +455,8 @@ class Withheld:
             office.suspect(Suspicion.LEFT_OUT)
         return True
 
-    def refused(self, pending: Pending, verdict: Verdict, behind: bool, now: float) -> None:
-        """Take in that a syncer refused it. `behind`: a version is on its way to us, or can be had."""
+    def refused(self, pending: Pending, verdict: Verdict, now: float) -> None:
+        """Take in that a syncer refused it."""
         self._from = None
         office, ours = self._context.leaf.office, self._context.chain.head.number
         if verdict not in ELSEWHERE or pending.peer != office.syncer:
@@ -471,7 +464,7 @@ class Withheld:
         if self._elsewhere is None or self._elsewhere[:2] != (pending.peer, ours):
             self._elsewhere = pending.peer, ours, now
         waited_s = now - self._elsewhere[2]
-        if not behind and waited_s > self._patience.wait_s(0.0, Verdict.HELD, now):
+        if waited_s > self._patience.wait_s(0.0, Verdict.HELD, now):
             office.suspect(Suspicion.NO_VERSION, waited_s=round(waited_s, 1))
 
 

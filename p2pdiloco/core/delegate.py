@@ -502,16 +502,12 @@ class UpperElectorate(Electorate):
         return self._holders
 
     def _credible(self, child: str, claims: dict[str, int]) -> dict[str, tuple[bool, int, int]]:
-        """Pick the claims that have shown a certificate, and rank them by who voted; those of newcomers only
-        where nobody else is listed."""
-        shown = {
+        """Pick the claims of seats that have shown a certificate, and rank them by who voted."""
+        return {
             peer: proof
             for peer, term in claims.items()
             if (proof := self.shown(child, peer, term)) and self._counts(peer)
         }
-        if shown or not claims or any(map(self._counts, self._listed(child))):
-            return shown
-        return {p: (False, 0, claims[p]) for p in claims if self.all_below(child, [p])}
 
     def prove(self, child: str, peer: str, rank: tuple[bool, int, int]) -> None:
         """Note what a claimant has shown: the best of its newest term, as anybody may send older ones, and
@@ -584,9 +580,6 @@ class UpperElectorate(Electorate):
 
     def reachable(self, now: float) -> int:
         return len(self.live(now)) + 1
-
-    def newcomer(self, child: str) -> bool:
-        return not self._counts(self._holders.get(child, self._shared.me))
 
     def all_below(self, child: str, learners: Iterable[str]) -> bool:
         span = self.children.get(child, ())

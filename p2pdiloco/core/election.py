@@ -61,6 +61,10 @@ OFFICE_TABLE = {
 }
 
 
+VAIN_S = 3.0
+"""Time for which an office is open until a candidate that gets our vote counts as one that had it."""
+
+
 class Office:
     """Office of one group's syncer, as one member sees it: who holds it, for how long, and how it is filled
     again.
@@ -75,24 +79,15 @@ class Office:
     `stagger_s` longer. A voter gives one vote per term, durable before it is sent; never to a candidate whose
     chain is lighter than its own, and not while it counts on a holder.
 
-    Args:
-        busy: question whether a round of ours is closing right now: then we do not lay the office down.
     """
 
-    def __init__(
-        self,
-        context: FragmentContext,
-        group: str,
-        electorate: Electorate,
-        busy: Callable[[], bool],
-    ) -> None:
+    def __init__(self, context: FragmentContext, group: str, electorate: Electorate) -> None:
         self._context = context
         self._shared = context.shared
         self._group = group
         self._fragment = context.index
         self._chain = context.chain
         self._electorate = electorate
-        self._busy = busy
         self._machine = Machine(OFFICE_TABLE, OfficeState.VACANT)
         self.certificate: Certificate | None = None
         self._voter = Voter(context, group)
@@ -156,8 +151,9 @@ class Office:
     def takes(self, now: float) -> bool:
         """Tell whether to send to the holder: it is counted on, or by so many others that it stays. Then it
         is to have what it may have lost, or waits for."""
-        stays = self._trust.outvoted or (self.certificate and self._trust.endures(self.certificate, now))
-        return self.syncer is not None and bool(stays or not self.why_open(now))
+        if self.certificate is None or self.syncer is None:
+            return False
+        return self._trust.stays(self.certificate) or not self.why_open(now)
 
     def open_s(self, now: float) -> float:
         """Compute for how long nobody was in office, as far as we know."""
@@ -175,7 +171,9 @@ class Office:
     def suspect(self, why: Suspicion, **details: float) -> None:
         """Stop counting on the holder, of which this was seen. `details`: for people."""
         if self._trust.suspected is None and not self.holding:
-            self._trust.doubt(why, self.certificate)
+            self._trust.suspected = why
+            if self.syncer is not None and why is Suspicion.NO_VERSION:
+                self._candidates.had(self.syncer)
             known = {"syncer": self.syncer, "term": self.term, **details}
             self._shared.out.record("suspicion", self._fragment, str(why), **known)
 
@@ -186,8 +184,7 @@ class Office:
 
     def trust(self) -> None:
         """Count on the holder again: a new version arrived."""
-        self._trust.renew()
-        self._candidates.idle.made(self._chain.header.syncer, self._chain.header.term)
+        self._trust.suspected = None
 
     def lay_down(self, reason: str) -> None:
         """Lay the office down: we cannot go on as syncer (term over, disk full, leaving)."""
@@ -210,13 +207,11 @@ class Office:
         self._candidates.look()
         if self.holding and self.term_over():
             self.lay_down(f"term {self.term} is over")
-        elif self.holding and not self._busy():
+        elif self.holding:
             if others := self._candidates.why_give_way(self.certificate, now):
                 self.lay_down(f"this node {others}")
             elif not self._shared.votes:
                 self.lay_down("our disk takes no votes")  # and would take no version
-        if self._trust.suspected is Suspicion.NO_VERSION:
-            self._candidates.waited_in_vain(self.certificate, now)
         self._void_if_outgrown(now)
         self._turn.due_s = None
         if self.state is OfficeState.CANDIDATE:
@@ -254,12 +249,11 @@ class Office:
         Else two sides of a healed split would each keep to their own syncer, and a newcomer to none.
         """
         certificate, shared = self.certificate, self._shared
-        if certificate is None or not shared.confirmed or self._busy():
+        if certificate is None or not shared.confirmed:
             return
-        # The holder goes first, between two rounds; the others only if it does not: two at once would fork.
+        # The holder goes first, the others only if it does not: two at once would fork.
         patience_s = 0.0 if self.holding else shared.timing.suspect_s
         if not self._binding.lost(certificate, patience_s, now):
-            self._terms.used(self._binding.term)
             return
         reason = "its votes are no longer a majority of the members"
         stands_again = self.holding and shared.willing
@@ -328,7 +322,8 @@ class Office:
         if self.holding:
             self.lay_down("a majority may elect another")
         self._turn.voted(now + self._shared.timing.election_timeout_s)
-        self._candidates.idle.voted(sender, request.term, now)
+        if self.open_s(now) >= VAIN_S:
+            self._candidates.had(sender)
         if self._voter.gave(sender, request.term):
             self._shared.out.put(granted)
         else:
@@ -391,7 +386,8 @@ class Office:
             candidacy.later(sender, now)
         elif candidacy.refused(sender, now):
             self._lose(now, f"a majority is impossible: {refused.reason}")
-            self._trust.overruled(refused.reason is VoteRefusal.COUNTED_ON, self.certificate, now)
+            if refused.reason is VoteRefusal.COUNTED_ON and self.certificate is not None:
+                self._trust.overruled(self.certificate, now)
 
     def on_elected(self, sender: str, certificate: Certificate, now: float) -> MessageFault | None:
         """Accept a certificate that our own view bears out. Returns what is wrong with it."""
@@ -415,10 +411,10 @@ class Office:
             self._shared.out.send(sender, Elected(self.certificate))
 
     def on_claim(self, peer: str, term: int, now: float) -> None:
-        """Ask for a certificate that we lack: a heartbeat claims an office. Who could not be elected is not
-        asked."""
+        """Ask for a certificate that we lack: a heartbeat claims an office; or give ours, if it is newer. Who
+        could not be elected is not asked."""
         if not self._shared.confirmed or self._electorate.decides(peer, now):
-            self._inquiry.claimed(peer, term, self.term, now)
+            self._inquiry.claimed(peer, term, self.certificate, now)
 
 
 class Turn:
@@ -505,7 +501,8 @@ MAX_ASKED = 64
 class Inquiry:
     """Inquiry after the certificate of one group's office.
 
-    A peer that claims to hold the office is asked for the proof.
+    A peer that claims to hold the office is asked for the proof. One that claims it for an older term than
+    that of our certificate is given this: it may have missed that it is deposed, and wait for our work.
 
     Rules: docs/protocol/election.md, section 10.
     """
@@ -518,9 +515,14 @@ class Inquiry:
         """Times at which claimants were asked: each has its own pause, or one that claims what it has not,
         again and again, would keep us from asking whoever has it."""
 
-    def claimed(self, peer: str, term: int, known_term: int, now: float) -> None:
-        """Ask for the certificate of a claim above the term of ours, now and then."""
+    def claimed(self, peer: str, term: int, known: Certificate | None, now: float) -> None:
+        """Ask for the certificate of a claim above the term of ours, or give ours, now and then."""
         due_s = self._asked_s.get(peer, -1e18) + self._shared.timing.query_s
-        if term > known_term and now >= due_s:
-            self._asked_s[peer] = now
-            self._shared.out.send(peer, OfficeQuery(self._group, self._fragment, known_term))
+        if now < due_s or (known is not None and term == known.term):
+            return
+        self._asked_s[peer] = now
+        if known is not None and term < known.term:
+            self._shared.out.send(peer, Elected(known))
+        else:
+            query = OfficeQuery(self._group, self._fragment, known.term if known else 0)
+            self._shared.out.send(peer, query)

@@ -23,15 +23,14 @@ from p2pdiloco.core.api.events import (
     UpdateApplied,
     UpdateFetched,
 )
-from p2pdiloco.core.api.evidence import false_label, short_of, two_versions
-from p2pdiloco.core.api.messages import Sibling
-from p2pdiloco.core.api.papers import Proof, SignedShort
+from p2pdiloco.core.api.evidence import false_label, two_versions
+from p2pdiloco.core.api.papers import Proof
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, Ticket, Watermark, table_digest
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.audits import Auditor
 from p2pdiloco.core.base import Shared, backoff_s, earliest
-from p2pdiloco.core.chain import Chain, numbers_can_be, plan_after, version_fault
+from p2pdiloco.core.chain import numbers_can_be, plan_after, version_fault
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue, commit_effect
 from p2pdiloco.core.fork_choice import ForkChoice
@@ -90,7 +89,6 @@ class Follower:
         self,
         context: FragmentContext,
         own: ContributionQueue,
-        siblings: ShownVersions,
         auditor: Auditor,
         on_moved: Callable[[float], None],
     ) -> None:
@@ -99,7 +97,6 @@ class Follower:
         self._fragment = context.index
         self._chain = context.chain
         self._own = own
-        self._siblings = siblings
         self._spare = context.spare
         self._machine = Machine(FOLLOW_TABLE, FollowState.RESTING)
         self.heads = ForkChoice(context)
@@ -205,12 +202,8 @@ class Follower:
             self._pull(FollowSignal.PULL_UPDATE, FetchUpdate(self._fragment, number, peer))
 
     def _pull(self, signal: FollowSignal, effect: FetchUpdate | FetchState) -> None:
-        self._go(signal)
-        self._shared.out.ask(effect, partial(self._fetched, effect.peer), self._fragment)
-
-    def _go(self, signal: FollowSignal) -> None:
         self._machine.go(signal)
-        self._shared.guidance.asks(self._fragment, self.state is not FollowState.RESTING)
+        self._shared.out.ask(effect, partial(self._fetched, effect.peer), self._fragment)
 
     def _take_spare(self) -> None:
         self._spare.take()
@@ -239,7 +232,7 @@ class Follower:
         self._retry_at_s = now if fault else now + retry_s
 
     def _done(self, now: float, ok: bool) -> None:
-        self._go(FollowSignal.DONE)
+        self._machine.go(FollowSignal.DONE)
         if self._has_spare:
             self._spare.free()
         self._has_spare = self._unproven = False
@@ -270,7 +263,7 @@ class Follower:
     def _update_fetched(self, peer: str, answer: UpdateFetched, now: float) -> None:
         """Check an update against our chain, then make its outer step."""
         version, header = answer.version, answer.version.header
-        self._siblings.seen(peer, version)
+        self._compare(peer, version)
         fault = self._why_not(version, peer, now)
         if fault is not None:
             self._shared.out.put(Release(answer.ticket))
@@ -299,6 +292,11 @@ class Follower:
         )
         heard = partial(self._update_applied, version, peer, answer.ticket)
         self._shared.out.ask(step, heard, self._fragment)
+
+    def _compare(self, giver: str, version: SignedVersion) -> None:
+        """Compare a version that was fetched with ours of that number: both together may be a proof."""
+        ours = self._chain.logged(version.header.number)
+        self._shared.excluded.found(two_versions(ours, version), giver)
 
     def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
         forked = fault.forked and not self._unproven
@@ -374,7 +372,7 @@ class Follower:
     def _state_fetched(self, donor: str, answer: StateFetched, now: float) -> None:
         """Take a donor's whole fragment from the spare copy, if it is sound and heavier."""
         version, table, shared = answer.version, answer.watermarks, self._shared
-        self._siblings.seen(donor, version)
+        self._compare(donor, version)
         fault = why_no_state(self._context, self.heads, version, table, donor, now)
         if fault is not None:
             shared.out.put(DropSpare(self._fragment))
@@ -502,46 +500,6 @@ class Doubts:
             (max(self._until[peer][-1], self.again_s) if peer in self._until else NOW_S for peer in peers),
             default=None,
         )
-
-
-MOST_SHOWN = 32
-"""Peers that were shown a version of ours last, whom it is not shown again at once."""
-AGAIN_S = 5.0
-
-
-class ShownVersions:
-    """Siblings of the versions in one fragment's log: a peer that holds another version of the same number is
-    shown ours.
-
-    Of two that one syncer made of one parent, each half of the swarm has one; a node that has both has a
-    proof.
-
-    Rules: docs/protocol/proofs.md, section 3.
-    """
-
-    def __init__(self, shared: Shared, chain: Chain) -> None:
-        self._shared = shared
-        self._chain = chain
-        self._shown_s: BoundedDict[tuple[str, bytes], float] = BoundedDict(MOST_SHOWN)
-
-    def heard(self, peer: str, head: Head, now: float) -> None:
-        """Show a peer our version of that number and term, if its own is another: the syncer may be one."""
-        ours = self._chain.logged(head.number)
-        if ours is None or ours.header.term != head.term or self._chain.knows(head.number, head.digest):
-            return
-        if head.number:
-            self._show(peer, ours, now)
-
-    def _show(self, peer: str, ours: SignedVersion, now: float) -> None:
-        key = peer, ours.header.digest()
-        if now - self._shown_s.get(key, -AGAIN_S) >= AGAIN_S:
-            self._shown_s[key] = now
-            self._shared.out.send(peer, Sibling(short_of(ours)))
-
-    def seen(self, giver: str, version: SignedVersion | SignedShort) -> None:
-        """Compare a version with ours of that number: it was fetched, or shown to us."""
-        ours = self._chain.logged(version.header.number)
-        self._shared.excluded.found(two_versions(ours, version), giver)
 
 
 def why_no_state(

@@ -368,8 +368,6 @@ class ForkChoice:
         are not known, so others may still stand on those."""
         if copied:
             self._since_s, self.apart = math.inf, False
-        if self.begins:
-            self._guidance.progressed(now)
         for peer in [p for p, h in self._named.items() if self._chain.knows(h.number, h.digest)]:
             sure = peer not in self._unsure and self.counts(peer)
             self.verified = self.verified or (sure and not self.begins)

@@ -17,11 +17,11 @@ from p2pdiloco.core.api.versions import PartialHeader
 from p2pdiloco.core.attesting import Attester
 from p2pdiloco.core.audits import Auditor
 from p2pdiloco.core.base import Shared, earliest
-from p2pdiloco.core.chain import Chain, Witnesses, strange_after
+from p2pdiloco.core.chain import Chain, Witnesses
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue
 from p2pdiloco.core.election import Office
-from p2pdiloco.core.follower import Follower, ShownVersions
+from p2pdiloco.core.follower import Follower
 from p2pdiloco.core.pending import Pending
 from p2pdiloco.core.posts import GroupPost, Posts
 from p2pdiloco.core.round import Round, RoundState
@@ -41,21 +41,15 @@ class Fragment:
         posts: list[GroupPost] = []
         self.context = FragmentContext(shared, index, self.chain, votes, posts, self._needs_syncer)
         self.witnesses = Witnesses(self.chain, shared.me, shared.timing, now)
-        self.own = ContributionQueue(
-            self.context, lambda now: self.follower.behind(now), lambda: self.attester.attestation()
-        )
+        self.own = ContributionQueue(self.context, lambda: self.attester.attestation())
         self.posts = Posts(self.context, self.own, posts, self._request, now)
         self.publisher = self.posts.publisher
-        self.siblings = ShownVersions(shared, self.chain)
         self.auditor = Auditor(self.context, self.own)
-        self.follower = Follower(self.context, self.own, self.siblings, self.auditor, self._moved)
+        self.follower = Follower(self.context, self.own, self.auditor, self._moved)
         self.attester = Attester(self.context, self.follower.heads, votes)
-        self._too_long = 0
-        """Number of contributions of ours in a row that are too long to count in full."""
         self._open_call: Closing | None = None
         """Closing call that the learner was asked for and that is not answered yet; `_caller` sent it."""
         self._caller = ""
-        self._called_early: tuple[str, Closing] | None = None
         self.requested = False
         """True: the learner was asked for this fragment and has not answered yet."""
         self._flushes = False
@@ -117,10 +111,6 @@ class Fragment:
         self.context.moved(now)
         merged = self.own.idle or self.chain.marks.number(self._shared.me) == self.chain.head.number
         self.posts.chain_moved(now, merged)
-        early, self._called_early = self._called_early, None
-        if early is not None:
-            sender, call = early
-            self.on_closing(sender, call, now)
         self._shared.notices.moved(now)
 
     def deadline(self) -> float | None:
@@ -155,11 +145,7 @@ class Fragment:
             return  # it comes late: that round is over
         elif self._over or not shared.learning:
             shared.out.send(sender, _pass(call))
-        elif not self.own.idle:
-            # What we have is on its way or held, and answers the call by itself; or it is in a version that
-            # is on its way to us, and this is the call for the next one.
-            self._called_early = (sender, call)
-        else:
+        elif self.own.idle:  # else what is on its way or held answers the call by itself
             self._open_call, self._caller = call, sender
             self._request()
 
@@ -184,18 +170,7 @@ class Fragment:
             # Nobody will merge it any more: it stays in the learner's displacement, which is saved.
             self._shared.out.put(DiscardContribution(self.index, event.ticket))
             return
-        self._say_if_too_long(event.length)
         self.own.ready(event, now)
-
-    def _say_if_too_long(self, length: float) -> None:
-        """Say that our own contribution will be cut, or refused: first at once, then ever more rarely."""
-        longest = strange_after(self.chain.header)
-        self._too_long = self._too_long + 1 if length > longest else 0
-        if self._too_long.bit_count() == 1:
-            words = f"our own work is {length / longest:.2g} times as long as any that counts in full: "
-            words += "others cut or refuse it: this learner may have diverged"
-            figures = {"length": length, "longest": longest, "times": self._too_long}
-            self._shared.out.record("cut", self.index, words, **figures)
 
     def learner_lost(self, now: float) -> None:
         """Take in that the learner crashed: what it had not copied out is gone."""
@@ -219,7 +194,6 @@ class Fragment:
     def heard(self, peer: str, head: Head, confirmed: bool, now: float, saved: bool = False) -> None:
         """Take in which head a member holds."""
         self.witnesses.heard(peer, head, now)
-        self.siblings.heard(peer, head, now)
         if self.follower.heads.heard(peer, head, confirmed, saved, now):
             self.touch()
 
@@ -265,7 +239,6 @@ class Fragment:
         """Take in that a new version exists."""
         if not self.context.grouped and message.head.term > self.office.term:
             self.office.on_claim(sender, message.head.term, now)
-        self.siblings.heard(sender, message.head, now)
         self.follower.heads.heard(sender, message.head, confirmed, False, now)
 
 

@@ -106,8 +106,6 @@ class Inbox:
         self._fragment = context.index
         self._chain: Chain = context.chain
         self._held: dict[str, Held] = {}
-        self._cut: BoundedDict[str, None] = BoundedDict(MAX_NOTED)
-        """Children whose last payload did not come."""
         self._faults: BoundedDict[str, tuple[bytes, Verdict]] = BoundedDict(MAX_NOTED)
         """Digest of each child's newest payload in which a merge found a fault, and which."""
         self._derived = Derived()
@@ -173,16 +171,10 @@ class Inbox:
         for held in self._held.values():
             held.begins = False
 
-    def broken(self, held: Held) -> None:
-        """Drop an offer whose payload will not come. The next one of that child starts no round before it is
-        here: headers cost their sender nothing."""
-        self.drop(held)
-        self._cut[held.child] = None
-
     def unusable(self, held: Held, verdict: Verdict) -> None:
         """Drop an offer in whose payload a merge found a fault, and remember that."""
         self._faults[held.child] = held.header.payload_digest, verdict
-        self.broken(held)
+        self.drop(held)
 
     def fault(self, payload_digest: bytes) -> Verdict | None:
         """Find the fault that a merge found in this payload."""
@@ -191,7 +183,6 @@ class Inbox:
     def here(self, held: Held, ticket: Ticket, own: bool, now: float) -> None:
         """Take in its payload. `own`: this node made it, and keeps the ticket."""
         held.ticket, held.own, held.ready_s = ticket, own, now
-        self._cut.pop(held.child, None)
 
     def all_late(self) -> None:
         """Let none of these start the next round by itself: a version was made without them."""
@@ -218,7 +209,6 @@ class Inbox:
 
     def clear(self) -> None:
         """Remove all; their senders send again, elsewhere."""
-        self._cut.clear()
         self._faults.clear()
         for held in list(self._held.values()):
             self.drop(held)
@@ -333,7 +323,7 @@ class LearnerInbox(Inbox):
         if not self._has_room(header.learner) and (other := self._place_for(header.learner)):
             self.drop(other)
         starts = in_time and header.due and header.base_number == self._chain.head.number
-        begins = starts and header.learner not in self._cut and self.awaits(header.learner, now)
+        begins = starts and self.awaits(header.learner, now)
         parts = (signed.contributor(),)
         held = Held(header.learner, header.learner, signed, parts, transfer, starts, begins, now)
         self._held[header.learner] = held
@@ -505,7 +495,7 @@ class Admission:
         held = self._inbox.arriving(transfer)
         if held is None:
             return False
-        self._inbox.broken(held)
+        self._inbox.drop(held)
         self._count(verdict, held.author)
         return True
 
@@ -516,7 +506,7 @@ class Admission:
         faulty = [(held, faults[held.ticket]) for held in merged if held.ticket in faults]
         for held, verdict in faulty:
             if verdict is Verdict.DAMAGED and not held.own:
-                self._inbox.broken(held)  # its learner has it whole
+                self._inbox.drop(held)  # its learner has it whole
             else:
                 self._inbox.unusable(held, verdict)
             self._count(verdict, held.author)

@@ -177,8 +177,6 @@ class Heartbeats:
         self._shared.out.record("disk", None, reason)
         for fragment in self._fragments:
             fragment.touch()
-        # Another whose disk has room again in the same moment is heard of first.
-        self._shared.health.listen(now)
         self.tell_neighbours(now)
 
     def miscalculates(self, _event: Miscalculates, now: float) -> None:
@@ -234,7 +232,7 @@ class Heartbeats:
         """Tell whether what we say of our uplink is something new: learners' pace changes too."""
         shared = self._shared
         asked = asked_bits_per_s(shared.config, shared.median_step_s(now))
-        if not shared.uplink.look(asked, now):
+        if not shared.uplink.look(asked):
             return False
         thin, known = shared.uplink.thin, shared.uplink.bits_per_s
         carried = round(known) if known < math.inf else None

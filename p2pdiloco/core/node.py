@@ -104,7 +104,6 @@ class Core:
             msg.OfficeQuery: lambda s, m, t: self._at(m.fragment).posts.on_query(s, m),
             msg.Proven: self._gossip.on_proven,
             msg.Said: self._on_said,
-            msg.Sibling: self._gossip.on_sibling,
             msg.Stated: self._hearing.on_stated,
         }
 

@@ -394,7 +394,7 @@ class GroupPost:
         else:
             self.electorate = LeafElectorate(shared, roster, plan, self.index, now)
             inbox = LearnerInbox(context)
-        self.office = Office(context, self.name, self.electorate, lambda: self.round.busy)
+        self.office = Office(context, self.name, self.electorate)
         self.seen = SeenVotes(context, self.name)
         """Votes of others, in which a second one of the same term is found."""
         self.delegate = None if self.top else Delegate(context, self.name, self.level, hierarchy)

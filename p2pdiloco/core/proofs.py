@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.core.api.events import CastOut, KeepProofs, SayWord
 from p2pdiloco.core.api.evidence import Accusation, Evidence, FalseState, Statement, cause_of
-from p2pdiloco.core.api.messages import Message, Progress, Proven, Said, Sibling, Stated
+from p2pdiloco.core.api.messages import Message, Progress, Proven, Said, Stated
 from p2pdiloco.core.api.papers import Word, paper_bytes
 from p2pdiloco.core.api.reasons import MessageFault
 from p2pdiloco.core.audit_state import STATEMENTS
@@ -62,14 +62,6 @@ class Gossip:
         """Take a proof that a peer tells."""
         if self._excluded.worth(message.proof):
             self._excluded.found(message.proof, sender)
-
-    def on_sibling(self, sender: str, message: Sibling, _now: float) -> None:
-        """Compare a version that a peer shows with ours."""
-        index = message.version.header.fragment
-        if index < len(self._fragments):
-            self._fragments[index].siblings.seen(sender, message.version)
-        else:
-            self._refuse(sender, MessageFault.UNKNOWN_FRAGMENT)
 
     def on_said(self, sender: str, message: Said, now: float) -> bool:
         """Take a seat's word, and pass it on. Tell whether it was news."""
@@ -211,7 +203,7 @@ class Hearing:
         if fault is not None:
             shared.out.record("refusal", None, str(fault), peer=sender)
             return
-        if not self._is_heard(statement, sender, now):
+        if not self._is_heard(statement, sender):
             return
         audits, counts = self._is_to_be_audited(accusation, now), self._counts(statement)
         agreed = counts and self._most_agree(statement, now)
@@ -219,7 +211,6 @@ class Hearing:
             return
         if not shared.excluded.signed(statement):
             shared.out.record("refusal", None, str(MessageFault.FALSE_STATEMENT), peer=sender)
-            shared.accusations.ignore(sender, now)  # an honest member passes on what it has checked
             return
         if counts:
             self._agreement.count(statement)
@@ -237,7 +228,7 @@ class Hearing:
         known = accusation.subject.fragment < len(self._fragments)
         return None if known else MessageFault.UNKNOWN_FRAGMENT
 
-    def _is_heard(self, statement: Statement, sender: str, now: float) -> bool:
+    def _is_heard(self, statement: Statement, sender: str) -> bool:
         """Tell whether its author and its sender are listened to, and it is about who counts."""
         shared, author = self._shared, statement.author()
         about = statement.accusation.subject.maker(), statement.culprit()
@@ -246,7 +237,6 @@ class Hearing:
             and author not in shared.excluded
             and all(map(shared.has_seat, (author, sender)))
             and all(peer == shared.me or shared.takes_part(peer) for peer in about)
-            and not shared.accusations.ignores(sender, now)
         )
 
     def _counts(self, statement: Statement) -> bool:

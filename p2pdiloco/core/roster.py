@@ -242,17 +242,11 @@ class Roster:
         return _among(peers, self.seats) or _among(peers, self.entering)
 
     def attending(self, name: str, learners: list[str]) -> list[str]:
-        """List those of these live learners that were merged lately; everybody, where none was."""
+        """List those of these live learners that were merged lately; everybody, where nobody's work was."""
         return self._derived.of(name, self._attending, learners, self._chain.marks)
 
-    def _attending(self, learners: list[str], _marks: object) -> list[str]:
-        lately = [peer for peer in learners if self.attends(peer)]
-        return lately or learners
-
-    def none_attends(self, learners: list[str]) -> bool:
-        """Tell whether others work by our chain, and of these learners nothing was merged lately: that they
-        train, and bring anything, is their own word."""
-        return bool(self._chain.marks.lately) and not any(map(self.attends, learners))
+    def _attending(self, learners: list[str], marks: Marks) -> list[str]:
+        return [peer for peer in learners if self.attends(peer)] if marks.lately else learners
 
     def knows(self, head: Head) -> bool:
         """Tell whether that head is our head, or an ancestor of it that we remember."""

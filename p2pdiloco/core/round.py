@@ -506,7 +506,7 @@ class Attendance:
         """Note that a child has nothing to send this time. If nothing of it was merged lately, that does not
         say that it ever will."""
         self._passed.add(child)
-        if not self._electorate.newcomer(child):
+        if self._context.roster.attends(child):
             self._in_vain.pop(child, None)
 
     def came(self, child: str) -> None:
@@ -515,11 +515,10 @@ class Attendance:
         self._in_vain.pop(child, None)
 
     def closed_without(self, missing: Iterable[str]) -> None:
-        """Note whom a round called in vain. Who is silent time and again, and may be no learner at all, is
-        called no more, and waited for; what it sends is merged all the same."""
-        for child in missing:
-            if self._may_be_ghost(child):
-                self._in_vain[child] = self._in_vain.get(child, 0) + 1
+        """Note whom a round called in vain. A learner that is silent time and again, and may be none at all,
+        is called no more, and waited for; what it sends is merged all the same."""
+        for child in () if self._level else missing:
+            self._in_vain[child] = self._in_vain.get(child, 0) + 1
 
     def quorum(self, now: float) -> int:
         """Offers with which a round may begin."""
@@ -540,14 +539,8 @@ class Attendance:
         wanted = self._inbox.in_turn if called or self._everybody else self._inbox.awaits
         expected = [child for child in self._electorate.expected(now) if wanted(child, now)]
         if self._in_vain:
-            expected = [child for child in expected if not self._ghost(child)]
+            expected = [child for child in expected if self._in_vain.get(child, 0) < IN_VAIN]
         return [child for child in dict.fromkeys([*expected, *coming]) if child not in have]
-
-    def _ghost(self, child: str) -> bool:
-        return self._in_vain.get(child, 0) >= IN_VAIN and self._may_be_ghost(child)
-
-    def _may_be_ghost(self, child: str) -> bool:
-        return not self._level or self._electorate.newcomer(child)
 
     def not_before_s(self, now: float) -> float:
         """Compute the time before which no round begins that a child is missing in.

@@ -264,12 +264,8 @@ class VoteJudge:
             refusal = self._why_not_over(candidate, request.head, certificate, now)
             if refusal is not None:
                 return refusal
-        if (
-            self._candidates.comes_last(candidate, certificate, now)
-            and self._office.open_s(now) < LAST_AFTER_S
-        ):
-            return VoteRefusal.OUT_OF_TURN
-        return None
+        last = self._candidates.comes_last(candidate, certificate, now)
+        return VoteRefusal.OUT_OF_TURN if last and self._office.open_s(now) < LAST_AFTER_S else None
 
     def _why_not_over(
         self, candidate: str, head: Head, certificate: Certificate, now: float
@@ -299,8 +295,6 @@ class Binding:
         self._electorate = electorate
         self._look_s = -1e18
         self._lost_since_s = math.inf
-        self.term = 0
-        """Term of the last certificate that did."""
 
     def with_late(self, certificate: Certificate | None, vote: Vote, now: float) -> Certificate | None:
         """Add a vote that came after the majority to our certificate. Who counts more voters than we do asks
@@ -320,8 +314,6 @@ class Binding:
             return False
         self._look_s = now + self._context.shared.timing.heartbeat_s
         bound = binds(self._context, certificate, self._electorate, now)
-        if bound:
-            self.term = certificate.term
         self._lost_since_s = math.inf if bound else min(self._lost_since_s, now)
         return now - self._lost_since_s >= patience_s
 

@@ -330,7 +330,6 @@ class LearnerLink:
                 encoded.digest,
                 len(encoded.payload),
                 copied.due,
-                encoded.length,
             )
         )
 

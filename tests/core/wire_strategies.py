@@ -212,7 +212,6 @@ def message_strategies(
         msg.Proven: st.builds(msg.Proven, proofs(groups, fragments, peers)),
         msg.Stated: st.builds(msg.Stated, statements(groups, fragments, peers)),
         msg.Said: st.builds(msg.Said, seat_words(peers)),
-        msg.Sibling: st.builds(msg.Sibling, short_headers(fragments, groups)),
     }
 
 

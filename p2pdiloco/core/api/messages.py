@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pdiloco.core.api.evidence import Statement
-from p2pdiloco.core.api.papers import Proof, SignedShort, Word
+from p2pdiloco.core.api.papers import Proof, Word
 from p2pdiloco.core.api.reasons import VoteRefusal
 from p2pdiloco.core.api.types import (
     MAX_FRAGMENTS,
@@ -173,13 +173,6 @@ class Said(Message, frozen=True):
     word: Word
 
 
-class Sibling(Message, frozen=True):
-    """Version that the sender has of a number of which the receiver has another: both together may be a
-    proof."""
-
-    version: SignedShort
-
-
 AnyMessage = (
     Progress
     | Leaving
@@ -193,7 +186,6 @@ AnyMessage = (
     | OfficeQuery
     | Proven
     | Said
-    | Sibling
     | Stated
 )
 

@@ -138,26 +138,6 @@ def test_nothing_follows_where_the_contributions_are_gone_and_the_accuser_is_not
     assert solo.core.shared.accusations.hears("p2", solo.now)
 
 
-@pytest.mark.parametrize("works", [True, False])
-def test_who_accuses_a_second_time_where_nothing_is_to_be_had_is_distrusted(works: bool) -> None:
-    """It made the merge again, so it had all, and is asked for it. But to one of whom nothing was merged
-    since its start, nobody may give anything; nor is it the syncer's fault then."""
-    solo = node()
-    shared, accused = solo.core.shared, CHAIN[-1].header.syncer
-    if works:
-        made = child(solo.fragment.chain.header, "p1", ALL)
-        solo.fragment.chain.extend(made)
-        solo.fragment.auditor.applied(made, None, solo.now)
-    for version, distrusted in ((CHAIN[-1], False), (CHAIN[-1], False), (CHAIN[-2], works)):
-        (audit,) = found(states(solo, accusation(version)), ev.Audit)
-        outcome(solo, audit, MISSING, withheld=True)
-        assert shared.distrust.has("p2", solo.now) is distrusted
-        solo.now += audit_state.PAUSE_S + 1.0
-        for peer in PEERS:
-            solo.hear(peer)
-    assert not excluded(solo) and shared.distrust.has(accused, solo.now) is works
-
-
 def test_an_audit_that_was_under_way_is_made_again_with_what_the_accuser_has() -> None:
     solo = node()
     made = child(solo.fragment.chain.header, "p1", ALL)

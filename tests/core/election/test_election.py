@@ -28,11 +28,11 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import Plan
-from p2pdiloco.core.candidates import FIRST_S, LONGEST_S, VAIN_S, Idle, ranking
+from p2pdiloco.core.candidates import ranking
 from p2pdiloco.core.capacity import TRY_EVERY_S
 from p2pdiloco.core.context import Electorate
 from p2pdiloco.core.delegate import LeafElectorate, UpperElectorate
-from p2pdiloco.core.election import OfficeState
+from p2pdiloco.core.election import VAIN_S, OfficeState
 from p2pdiloco.core.pending import Underway
 from p2pdiloco.core.voting import HEARSAY, LAST_AFTER_S, Candidacy
 
@@ -371,7 +371,7 @@ def waited_in_vain(solo: Solo) -> None:
     solo.answer(offer, ev.OfferAnswered(Verdict.IN_ROUND, None))
     for _ in range(60):
         solo.wait(0.6)
-        if solo.fragment.office._candidates.idle.now(solo.now):
+        if solo.fragment.office._trust.suspected:
             return
     raise AssertionError("counted on for ever")
 
@@ -453,30 +453,14 @@ def test_where_nobody_else_stands_it_is_not_passed_over() -> None:
     assert sent(request(solo, "p1", solo.fragment.office._terms.next()), msg.VoteGranted)
 
 
-def test_a_version_of_its_mends_it() -> None:
-    solo = Solo(peers=PEERS)
-    waited_in_vain(solo)
-    idle = solo.fragment.office._candidates.idle
-    assert idle.now(solo.now) == {"p1"}
-    solo.announce(child(solo.fragment.chain.header, "p1", PEERS, term=1))
-    assert not idle.now(solo.now)
-
-
-def test_an_announcement_alone_mends_nothing() -> None:
-    solo = Solo(peers=PEERS)
-    waited_in_vain(solo)
-    solo.message("p1", announce(child(solo.fragment.chain.header, "p1", PEERS, term=1)))
-    assert solo.fragment.office._candidates.idle.now(solo.now) == {"p1"}
-
-
 def test_who_gets_votes_time_and_again_and_comes_into_no_office_comes_last() -> None:
     """One seat asked for votes in ever new terms: an office of seven was open for 552 of 600 seconds."""
     solo = Solo(peers=PEERS)
-    solo.wait(1.0)
-    first_s = solo.now
-    while solo.now < first_s + VAIN_S + 0.3:
-        assert sent(request(solo, "p1", solo.fragment.office._terms.next()), msg.VoteGranted)
+    office, open_s = solo.fragment.office, 0.0
+    while open_s < VAIN_S:
         solo.wait(0.3)
+        open_s = office.open_s(solo.now)
+        assert sent(request(solo, "p1", office._terms.next()), msg.VoteGranted)
     assert refusal(request(solo, "p1", solo.fragment.office._terms.next())) is VoteRefusal.OUT_OF_TURN
     assert sent(request(solo, "p2", solo.fragment.office._terms.next()), msg.VoteGranted)
 
@@ -564,40 +548,6 @@ def test_who_was_not_syncer_lately_is_ranked_before_others() -> None:
     served(solo, "p1", "p2")
     ranks = {solo.fragment.office._candidates.our_rank(term, solo.now) for term in range(40)}
     assert ranks == {0, 1, 2}, "p1 and p2 come last"
-
-
-def test_a_syncer_may_ask_again_for_its_own_office_until_it_has_made_a_term_of_versions() -> None:
-    """Its votes may be no majority any more, or it wants another term before anybody sees this one end."""
-    solo = Solo(peers=PEERS)
-    solo.elect("p1")
-    for left in range(solo.config.term_versions, 0, -1):
-        solo.elect("p1", term=solo.fragment.office._terms.next(), start=solo.head.number)
-        assert sent(request(solo, "p1", solo.fragment.office._terms.next()), msg.VoteGranted), left
-        solo.announce(child(solo.fragment.chain.header, "p1", ("me", *PEERS), term=solo.fragment.office.term))
-    assert refusal(request(solo, "p1", solo.fragment.office._terms.next())) is VoteRefusal.OUT_OF_TURN
-
-
-def test_nobody_waits_for_the_rank_of_who_comes_last() -> None:
-    solo = Solo(peers=PEERS)
-    candidates = solo.fragment.office._candidates
-    before = [candidates.our_rank(term, solo.now) for term in range(40)]
-    for peer in PEERS:
-        candidates.idle.was(peer, 1, solo.now)
-    assert max(before) > 0 and {candidates.our_rank(term, solo.now) for term in range(40)} == {0}
-
-
-@pytest.mark.parametrize(("times", "pause_s"), [(1, FIRST_S), (2, 2 * FIRST_S), (5, 960.0), (30, LONGEST_S)])
-def test_it_is_longer_every_time(times: int, pause_s: float) -> None:
-    idle = Idle()
-    for term in range(1, times + 1):
-        idle.was("p1", term, 0.0)
-        idle.was("p1", term, 1000.0)  # the same once more
-    assert idle.now(pause_s - 1.0) == {"p1"} and not idle.now(pause_s)
-    idle.made("p1", times - 1)
-    assert idle.now(0.0), "a version from before it"
-    idle.made("p1", times)
-    idle.was("p1", times + 1, 0.0)
-    assert not idle.now(FIRST_S)
 
 
 # Whose disk takes no votes has none, until it takes them again.
@@ -717,3 +667,24 @@ def test_a_syncer_that_finds_that_it_calculates_otherwise_lays_its_office_down()
     solo.feed(ev.Miscalculates())
     assert not solo.fragment.office.holding
     assert not sent(solo.wait(30.0), msg.VoteRequest) and solo.core.confirmed
+
+
+def test_a_syncer_may_ask_again_for_its_own_office_until_it_has_made_a_term_of_versions() -> None:
+    """Its votes may be no majority any more, or it wants another term before anybody sees this one end."""
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    for left in range(solo.config.term_versions, 0, -1):
+        solo.elect("p1", term=solo.fragment.office._terms.next(), start=solo.head.number)
+        assert sent(request(solo, "p1", solo.fragment.office._terms.next()), msg.VoteGranted), left
+        solo.announce(child(solo.fragment.chain.header, "p1", ("me", *PEERS), term=solo.fragment.office.term))
+    assert refusal(request(solo, "p1", solo.fragment.office._terms.next())) is VoteRefusal.OUT_OF_TURN
+
+
+def test_whoever_claims_an_office_of_an_older_term_is_given_the_newer_certificate() -> None:
+    """Partition seed 501: the only seat here was syncer of term 2, and waited for ever for the work of a learner
+    that followed the syncer of term 3, which was gone."""
+    solo = Solo(peers=PEERS)
+    solo.elect("p1", term=3)
+    (told,) = sent(solo.hear("p2", offices=(("all", 0, 2),)), msg.Elected, to="p2")
+    assert told.certificate.term == 3
+    assert not sent(solo.hear("p2", offices=(("all", 0, 2),)), msg.Elected), "now and then"

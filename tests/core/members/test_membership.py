@@ -343,16 +343,6 @@ def of_leaf(index: int, names: tuple[str, ...]) -> str:
     return next(name for name in names if FOUR.leaf_of(name) == (0, index))
 
 
-def test_who_holds_an_office_below_without_a_seat_is_a_newcomer() -> None:
-    solo, newcomer = settled(*STRANGERS), of_leaf(1, STRANGERS)
-    group = below_us(solo)
-    for peer, child_group in (("p1", "1/0/2"), (newcomer, "1/0/1")):
-        solo.core.shared.claims.heard(peer, ((child_group, 0, 5),), solo.now)
-    holders = group.holders(solo.now)
-    assert holders["1/0/1"] == newcomer, "nobody else claims it, and nobody else is there"
-    assert [group.newcomer(child_group) for child_group in ("1/0/2", "1/0/1")] == [False, True]
-
-
 def test_an_office_is_of_the_claimant_that_has_shown_votes_of_its_group() -> None:
     solo = settled()
     group = below_us(solo)

@@ -76,16 +76,13 @@ def test_a_statement_of_a_peer_that_has_not_worked_is_not_even_checked() -> None
     assert checks == ["p2"]
 
 
-def test_who_tells_what_nobody_signed_is_not_heard_for_a_while() -> None:
+def test_what_strangers_tell_is_not_even_checked() -> None:
     solo = node()
     checks: list[str] = []
     solo.core.shared.excluded._verify = lambda peer, *_: bool(checks.append(peer))  # type: ignore[method-assign]
-    for _ in range(100):
-        states(solo, refutation(accusation(), "p3"), by="p4")
-    assert checks == ["p3"]
-    assert not states(solo, accusation(by="p3"), by="s1") and checks == ["p3"], "nor is a stranger"
+    assert not states(solo, accusation(by="p3"), by="s1") and not checks
     states(solo, accusation(by="p3"))
-    assert checks == ["p3", "p3"], "others are"
+    assert checks == ["p3"], "others are"
 
 
 def test_versions_far_behind_and_far_ahead_are_not_heard() -> None:

@@ -202,30 +202,6 @@ def test_who_copies_a_state_with_a_sibling_of_its_own_version_has_a_proof() -> N
     assert reasons(effects, "excluded") == ["it signed two versions 1 of fragment 0"]
 
 
-def test_who_hears_of_a_sibling_shows_its_own() -> None:
-    lighter, heavier = siblings()
-    solo = Solo(peers=PEERS, restored=saved([genesis(0), heavier]))
-    shown = sent(solo.hear("p2", heads=(lighter.header.head(),)), msg.Sibling, "p2")
-    assert [m.version.header.digest() for m in shown] == [heavier.header.digest()]
-    assert not sent(solo.hear("p2", heads=(lighter.header.head(),)), msg.Sibling), "not again at once"
-    solo.now += 6.0
-    assert sent(solo.hear("p2", heads=(lighter.header.head(),)), msg.Sibling), "it may have been lost"
-
-
-def test_who_is_shown_a_sibling_has_a_proof() -> None:
-    lighter, heavier = siblings()
-    solo = Solo(peers=PEERS, restored=saved([genesis(0), heavier]))
-    solo.message("p2", msg.Sibling(short_of(lighter)))
-    assert excluded(solo) == ("p1",)
-
-
-def test_a_sibling_that_its_syncer_did_not_sign_is_held_against_who_shows_it() -> None:
-    lighter, heavier = siblings()
-    solo = Solo(peers=PEERS, restored=saved([genesis(0), heavier]))
-    effects = solo.message("p2", msg.Sibling(SignedShort(lighter.header.short(), b"forged")))
-    assert reasons(effects, "refusal") == [str(MessageFault.FALSE_PROOF)] and not excluded(solo)
-
-
 def test_a_false_label_is_a_proof_against_the_syncer() -> None:
     solo, false = Solo(peers=PEERS), with_false_label()
     pull = found(solo.message("p1", announce(false)), ev.FetchUpdate)[0]

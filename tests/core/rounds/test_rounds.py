@@ -16,7 +16,7 @@ from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import PartialHeader, SignedPartial
 from p2pdiloco.core.base import ANSWER_SHARE
-from p2pdiloco.core.inbox import MAX_NOTED, GroupInbox
+from p2pdiloco.core.inbox import GroupInbox
 from p2pdiloco.core.round import IN_VAIN, Job, RoundState
 
 
@@ -535,15 +535,6 @@ def test_the_learners_side_of_a_refused_base() -> None:
     )
 
 
-def test_what_is_remembered_of_cut_streams_is_bounded() -> None:
-    solo = syncer(founders=("me", "p1", "p2"))
-    for number in range(MAX_NOTED + 9):
-        learner = f"s{number}"
-        solo.feed(ev.Offered(number, learner, contribution(learner, solo.head)))
-        solo.feed(ev.PayloadBroken(number, Verdict.CUT))
-    assert len(solo.fragment.round.inbox._cut) == MAX_NOTED
-
-
 @pytest.mark.parametrize("order", [("p1", "p2", "p3"), ("p3", "p2", "p1"), ("p2", "p3", "p1")])
 def test_contributions_are_merged_in_the_order_of_the_header(order: tuple[str, ...]) -> None:
     """Sums depend on it, and whoever audits the version knows no other order."""
@@ -612,29 +603,6 @@ def test_the_quorum_is_what_is_in_when_the_round_closes() -> None:
     assert solo.fragment.words(solo.now) == "waiting: 1 of 3 contributions"
     solo.offer("p2", 4)
     assert len(found(solo.offer("p4", 5) + solo.wait(1.0), ev.Merge)[0].inputs) == 3
-
-
-def test_headers_without_payloads_begin_one_round_and_no_more() -> None:
-    solo = syncer(quorum=1, peers=("p1", "p2", "p3"), founders=("me", "f1"), idle=("p1", "p2", "p3"), **LONG)
-    assert called(header(solo, "p1", 1)) == ["p2", "p3"]
-    cut(solo, 1)
-    solo.offer("p2", 2, due=False)
-    (merge,) = found(solo.offer("p3", 3, due=False) + solo.wait(60.0), ev.Merge)
-    solo.merged(merge)
-    solo.wait(20.0)  # half an interval: rounds keep a distance
-    for transfer in range(10, 15):
-        assert not called(header(solo, "p1", transfer))
-        assert not called(cut(solo, transfer))
-    header(solo, "p1", 20)
-    assert called(here(solo, 20)) == ["p2", "p3"], "whoever sends one that arrives is believed again"
-    for number, learner in enumerate(("p2", "p3"), 21):
-        mark = solo.fragment.chain.marks.stamp(learner)
-        effects = solo.offer(learner, number, stamp=Stamp(1, 2), after=mark, due=False)
-    solo.merged(found(effects, ev.Merge)[0])
-    solo.wait(20.0)
-    solo.take_office()  # p2 and p3 vote now
-    mark = solo.fragment.chain.marks.stamp("p1")
-    assert called(header(solo, "p1", 30, stamp=Stamp(1, 2), after=mark)) == ["p2", "p3"]
 
 
 def test_a_header_that_is_too_late_for_a_version_begins_no_round_after_it() -> None:
@@ -706,20 +674,6 @@ def test_a_header_from_before_a_version_that_is_not_ours_begins_nothing() -> Non
     solo.announce(child(chain.header, "p3", ("p3",), term=2, **usual))
     assert solo.head.number == 1 and solo.fragment.office.holding
     assert not called(solo.offer("p2", 2)), "one is in for the new version"
-
-
-def test_a_call_that_overtakes_the_version_with_our_last_work_is_answered_when_that_is_here() -> None:
-    solo = Solo(config(), ("p1", "p2"))
-    solo.learn()
-    solo.elect("p1")
-    (offer,) = found(solo.ready(ticket=1), ev.Offer)
-    mine = offer.signed.header
-    early = msg.Closing("all", 0, 1, 2, 5.0)
-    assert not found(solo.message("p1", early), ev.RequestFragment), "for all we know it is answered already"
-    merged = child(solo.fragment.chain.header, "p1", ("p2", "me"))
-    assert mine.stamp in {part.stamp for part in merged.header.contributors if part.learner == "me"}
-    assert found(solo.announce(merged), ev.RequestFragment) == [ev.RequestFragment(0)]
-    assert not found(solo.announce(child(merged.header, "p1", ("p2",))), ev.RequestFragment), "once"
 
 
 def test_groups_above_the_leaves_begin_with_payloads_only() -> None:
@@ -804,18 +758,4 @@ def test_whose_work_was_too_long_is_said_by_the_syncer() -> None:
     said = [
         r for r in found(solo.merged(found(effects, ev.Merge)[0], ("p2", "me")), ev.Record) if r.kind == "cut"
     ]
-    assert [dict(record.fields) for record in said] == [{"peer": "p2"}]  # of ourselves it is said before
-
-
-def test_our_own_work_that_is_too_long_is_said_at_once_and_then_ever_more_rarely(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    solo, longest = syncer(), 2.0
-    assert not reasons(solo.ready(1, length=1e4), "cut")  # nobody knows what is usual yet
-    monkeypatch.setattr("p2pdiloco.core.fragment.strange_after", lambda _: longest)
-    assert not reasons(solo.ready(1, length=longest), "cut")
-    times = [bool(reasons(solo.ready(ticket, length=1e4 * longest), "cut")) for ticket in range(2, 10)]
-    assert [number for number, said in enumerate(times, 1) if said] == [1, 2, 4, 8]
-    assert not reasons(solo.ready(10, length=0.1 * longest), "cut")
-    (words,) = reasons(solo.ready(11, length=1e4 * longest), "cut")
-    assert "1e+04 times as long" in words and "diverged" in words
+    assert [dict(record.fields) for record in said] == [{"peer": "p2"}]
