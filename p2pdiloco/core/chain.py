@@ -626,6 +626,12 @@ def longest_after(header: VersionHeader) -> float:
     return (LONGEST if header.number else FIRST_LONGEST) * header.reach or math.inf
 
 
+def strange_after(header: VersionHeader) -> float:
+    """Compute the length beyond which a contribution to a child of this version is hardly of a learner that
+    still learns."""
+    return FIRST_LONGEST * header.reach or math.inf
+
+
 def scale_after(chain: Chain, contributors: tuple[Contributor, ...], config: CoreConfig) -> Scale:
     """Compute the figures of the version that merges this into the chain's head."""
     tokens, unit = _counted(chain, contributors, config)

@@ -17,7 +17,7 @@ from p2pdiloco.core.api.versions import PartialHeader
 from p2pdiloco.core.attesting import Attester
 from p2pdiloco.core.audits import Auditor
 from p2pdiloco.core.base import Shared, earliest
-from p2pdiloco.core.chain import Chain, Witnesses
+from p2pdiloco.core.chain import Chain, Witnesses, strange_after
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue
 from p2pdiloco.core.election import Office
@@ -47,6 +47,8 @@ class Fragment:
         self.auditor = Auditor(self.context, self.own)
         self.follower = Follower(self.context, self.own, self.auditor, self._moved)
         self.attester = Attester(self.context, self.follower.heads, votes)
+        self._too_long = 0
+        """Number of contributions of ours in a row that are too long to count in full."""
         self._open_call: Closing | None = None
         """Closing call that the learner was asked for and that is not answered yet; `_caller` sent it."""
         self._caller = ""
@@ -170,7 +172,18 @@ class Fragment:
             # Nobody will merge it any more: it stays in the learner's displacement, which is saved.
             self._shared.out.put(DiscardContribution(self.index, event.ticket))
             return
+        self._say_if_too_long(event.length)
         self.own.ready(event, now)
+
+    def _say_if_too_long(self, length: float) -> None:
+        """Say that our own contribution will be cut, or refused: first at once, then ever more rarely."""
+        longest = strange_after(self.chain.header)
+        self._too_long = self._too_long + 1 if length > longest else 0
+        if self._too_long.bit_count() == 1:
+            words = f"our own work is {length / longest:.2g} times as long as any that counts in full: "
+            words += "others cut or refuse it: this learner may have diverged"
+            figures = {"length": length, "longest": longest, "times": self._too_long}
+            self._shared.out.record("cut", self.index, words, **figures)
 
     def learner_lost(self, now: float) -> None:
         """Take in that the learner crashed: what it had not copied out is gone."""

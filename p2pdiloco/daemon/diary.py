@@ -87,7 +87,7 @@ class Diary:
         if record.kind == "refusal":
             self.refusals[record.reason[:80]] += 1
         elif record.kind == "cut":
-            self.refusals["too-long"] += 1
+            self.refusals["too-long" if "peer" in values else "own-too-long"] += 1
         if record.kind in LOUD:
             where = f"fragment {record.fragment} " if record.fragment is not None else ""
             group = values.get("group")
@@ -101,6 +101,8 @@ class Diary:
             if record.kind == "expelled" and isinstance(peer, str):
                 text = f"{self.label(peer)} is expelled here: {record.reason}"
             level = logging.INFO if record.kind in TOLD else logging.DEBUG
+            if record.kind == "cut" and "peer" not in values:
+                level = logging.WARNING
             # Who was elected is public, why an office was laid down may be a disk's error.
             is_public = record.kind in PUBLIC or (record.kind == "office" and "syncer" in values)
             audience = Audience.ANYBODY if is_public else Audience.MEMBERS

@@ -330,6 +330,7 @@ class LearnerLink:
                 encoded.digest,
                 len(encoded.payload),
                 copied.due,
+                encoded.length,
             )
         )
 

@@ -231,6 +231,8 @@ class Encoded(Frozen):
 
     payload: bytearray
     digest: bytes
+    length: float = 0.0
+    """Length (L2); 0: not known."""
 
 
 class Residual:
@@ -307,7 +309,7 @@ class OwnContributions:
             decoded = self._decoded[:numel]
             self._codec.decode(payload, decoded)
             residual.pend(delta, decoded)
-        return Encoded(payload, content_digest(payload))
+        return Encoded(payload, content_digest(payload), norm(delta))
 
     def combine(self, fragment: int, sources: Sequence[Callable[[], Buffer]]) -> Encoded:
         """Encode the sum of several contributions of ours as one; of a single one, keep its own bytes.

@@ -453,10 +453,12 @@ class Solo:
         """Our learner runs."""
         self.feed(ev.LearnerStatus(True, 5, 50, 100.0, step_s, 3.0))
 
-    def ready(self, ticket: int = 1, due: bool = True, steps: int = 4, fragment: int = 0) -> list[ev.Effect]:
+    def ready(
+        self, ticket: int = 1, due: bool = True, steps: int = 4, fragment: int = 0, length: float = 0.0
+    ) -> list[ev.Effect]:
         """Our learner copied a fragment out."""
         payload = digest("payload", self.me, ticket)
-        return self.feed(ev.ContributionReady(fragment, ticket, steps * 10, steps, payload, 100, due))
+        return self.feed(ev.ContributionReady(fragment, ticket, steps * 10, steps, payload, 100, due, length))
 
     def elect(self, syncer: str, term: int = 1, start: int = 0) -> list[ev.Effect]:
         """All peers voted for one of them."""

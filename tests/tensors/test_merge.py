@@ -603,6 +603,7 @@ def test_whose_contribution_was_cut_is_known() -> None:
     inputs = [(bytes(part.encode(scale * unit(seed))), 40, 4) for seed, scale in enumerate((1.0, 100.0, 2.0))]
     assert made.merge(0, 1, inputs, limits=LIMITS).found.cut == (1,)
     assert made.merge_partial(0, inputs, [], LIMITS).found.cut == (1,)
+    assert made.own.encode(0, torch.zeros(LAYOUT.numel), 100 * unit(1)).length == pytest.approx(100)
 
 
 def encoded(*lengths: float, steps: int = 4, seats: bool = True) -> list[Input]:

@@ -572,6 +572,8 @@ class ContributionReady(Event, frozen=True):
     payload_digest: bytes
     payload_bytes: int
     due: bool
+    length: float = 0.0
+    """Length (L2) of the displacement; 0: not known."""
 
 
 class NothingToContribute(Event, frozen=True):

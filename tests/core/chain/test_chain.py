@@ -375,6 +375,7 @@ def test_limits_are_of_the_parent() -> None:
     assert (limits.most_tokens, limits.longest, limits.absurd) == (4 * UNIT, 2 * LENGTH, 1024 * LENGTH)
     later = start(number=1)
     assert scale.longest_after(later.header) == 3 * LENGTH / 4, "what is usual was measured"
+    assert scale.strange_after(later.header) == 2 * LENGTH
     assert scale.longest_after(genesis(0).header) == math.inf
 
 

@@ -758,4 +758,18 @@ def test_whose_work_was_too_long_is_said_by_the_syncer() -> None:
     said = [
         r for r in found(solo.merged(found(effects, ev.Merge)[0], ("p2", "me")), ev.Record) if r.kind == "cut"
     ]
-    assert [dict(record.fields) for record in said] == [{"peer": "p2"}]
+    assert [dict(record.fields) for record in said] == [{"peer": "p2"}]  # of ourselves it is said before
+
+
+def test_our_own_work_that_is_too_long_is_said_at_once_and_then_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solo, longest = syncer(), 2.0
+    assert not reasons(solo.ready(1, length=1e4), "cut")  # nobody knows what is usual yet
+    monkeypatch.setattr("p2pdiloco.core.fragment.strange_after", lambda _: longest)
+    assert not reasons(solo.ready(1, length=longest), "cut")
+    times = [bool(reasons(solo.ready(ticket, length=1e4 * longest), "cut")) for ticket in range(2, 10)]
+    assert [number for number, said in enumerate(times, 1) if said] == [1, 2, 4, 8]
+    assert not reasons(solo.ready(10, length=0.1 * longest), "cut")
+    (words,) = reasons(solo.ready(11, length=1e4 * longest), "cut")
+    assert "1e+04 times as long" in words and "diverged" in words

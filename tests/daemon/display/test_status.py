@@ -195,24 +195,30 @@ def test_anything_else_from_a_peer_is_refused(data: bytes) -> None:
         decode_status(data)
 
 
-def test_work_that_is_too_long_is_counted(tmp_path: Path) -> None:
-    diary = Diary(ME, "ann", Names(), EventsLog(tmp_path / "events.jsonl"), RecentLines())
+def test_work_that_is_too_long_is_told_its_owner_first_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING")
+    events = EventsLog(tmp_path / "events.jsonl")
+    diary = Diary(ME, "ann", Names(), events, RecentLines())
+    diary.on_record(Record("cut", 1, "our own work is 9 times as long", (("length", 9.0), ("times", 1))))
     diary.on_record(Record("cut", 1, "too long to count in full: cut", (("peer", "12D3KooWpeer000001"),)))
-    assert diary.refusals == {"too-long": 1}
+    assert diary.refusals == {"own-too-long": 1, "too-long": 1}
+    warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1 and "our own work" in warnings[0]
     assert "…000001" in diary._recent.lines()[-1]
 
 
 def test_a_log_line_of_the_daemon_s_own_has_the_fields_that_those_of_the_core_have(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
     diary = Diary(ME, "ann", Names(), EventsLog(tmp_path / "events.jsonl"), RecentLines())
     diary.say(logging.WARNING, "link", "it does not keep up", every=3)
-    diary.on_record(Record("fork", 1, "our chain lost", (("contributions", 1),)))
+    diary.on_record(Record("cut", 1, "our own work is long", (("times", 1),)))
     said = [(vars(record)["event"], vars(record)["fields"]) for record in caplog.records]
     assert said == [
         ("link", {"fragment": None, "reason": "it does not keep up", "every": 3}),
-        ("fork", {"fragment": 1, "reason": "our chain lost", "contributions": 1}),
+        ("cut", {"fragment": 1, "reason": "our own work is long", "times": 1}),
     ]
 
 
@@ -224,14 +230,14 @@ def test_a_decision_is_once_among_the_latest_whether_the_log_tells_it_or_not(tmp
     try:
         diary.on_record(Record("join", None, "a full member", ()))
         diary.on_record(Record("election", 1, "we stand", ()))
-        diary.on_record(Record("fork", 1, "our chain lost", ()))
+        diary.on_record(Record("cut", 1, "our own work is long", (("times", 1),)))
     finally:
         root.handlers[:] = before
         root.setLevel(level)
     assert diary.recent == (
         "join: a full member",
         "election: fragment 1 we stand",
-        "fork: fragment 1 our chain lost",
+        "cut: fragment 1 our own work is long",
     )
 
 
