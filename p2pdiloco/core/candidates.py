@@ -187,6 +187,10 @@ class Trust:
         """Term in which others let stay whom we do not count on."""
         self._rests_until_s = 0.0
 
+    def doubt(self, why: Suspicion | None) -> None:
+        """Stop counting on it, or (None) count on it again, or on the next."""
+        self.suspected = why
+
     def overruled(self, certificate: Certificate, now: float) -> None:
         """Take in that those that refused us their votes count on it, where we do not."""
         self._rests_until_s = now + REST_S

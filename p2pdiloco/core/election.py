@@ -171,7 +171,7 @@ class Office:
     def suspect(self, why: Suspicion, **details: float) -> None:
         """Stop counting on the holder, of which this was seen. `details`: for people."""
         if self._trust.suspected is None and not self.holding:
-            self._trust.suspected = why
+            self._trust.doubt(why)
             if self.syncer is not None and why is Suspicion.NO_VERSION:
                 self._candidates.had(self.syncer)
             known = {"syncer": self.syncer, "term": self.term, **details}
@@ -184,7 +184,7 @@ class Office:
 
     def trust(self) -> None:
         """Count on the holder again: a new version arrived."""
-        self._trust.suspected = None
+        self._trust.doubt(None)
 
     def lay_down(self, reason: str) -> None:
         """Lay the office down: we cannot go on as syncer (term over, disk full, leaving)."""

@@ -681,8 +681,8 @@ def test_a_syncer_may_ask_again_for_its_own_office_until_it_has_made_a_term_of_v
 
 
 def test_whoever_claims_an_office_of_an_older_term_is_given_the_newer_certificate() -> None:
-    """Partition seed 501: the only seat here was syncer of term 2, and waited for ever for the work of a learner
-    that followed the syncer of term 3, which was gone."""
+    """Partition seed 501: the only seat here was syncer of term 2, and waited for ever for the work of a
+    learner that followed the syncer of term 3, which was gone."""
     solo = Solo(peers=PEERS)
     solo.elect("p1", term=3)
     (told,) = sent(solo.hear("p2", offices=(("all", 0, 2),)), msg.Elected, to="p2")
