@@ -11,7 +11,7 @@ from mutation_kit import Patch, mutation
 from p2pdiloco.core.context import Electorate, Fitness
 
 
-@mutation("wan", 3, 8, "stuck", first_seed=4)
+@mutation("wan", 3, 1, "stuck", first_seed=79)
 def a_thin_uplink_is_as_fit_as_any(patch: Patch) -> None:
     fitness = Electorate.fitness
 

@@ -11,7 +11,6 @@ from p2pdiloco.core import proofs
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.context import FalseStates
 from p2pdiloco.core.follower import Follower
 from p2pdiloco.core.proofs import Gossip
 from p2pdiloco.core.roster import Roster
@@ -35,16 +34,6 @@ def who_finds_a_proof_tells_nobody(patch: Patch) -> None:
     patch.set(Gossip, "heard", lambda self, sender, message, now: None)
     carry = Roster.to_carry
     patch.set(Roster, "to_carry", lambda self, number, after, proofs: carry(self, number, after, ()))
-
-
-@mutation("liars", 6, 1, "stuck", first_seed=57)
-def a_state_that_differs_is_always_thought_our_own_fault(patch: Patch) -> None:
-    judge = FalseStates.judge
-
-    def trusting(self: FalseStates, applied: ev.UpdateApplied, *asked: Any) -> Any:
-        return judge(self, msgspec.structs.replace(applied, certain=False), *asked)
-
-    patch.set(FalseStates, "judge", trusting)
 
 
 @mutation("calm", 3, 2, "one-version")

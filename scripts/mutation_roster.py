@@ -26,8 +26,3 @@ def a_state_is_copied_of_whoever_is_ahead(patch: Patch) -> None:
 @mutation("quiet", 8, 10, "kept")
 def a_state_is_taken_that_few_of_all_seats_have(patch: Patch) -> None:
     patch.set(ForkChoice, "must_be_tried", lambda self, version: False)
-
-
-@mutation("old", 6, 1, "stuck", first_seed=39)
-def nobody_goes_over_to_a_lighter_chain(patch: Patch) -> None:
-    patch.set(ForkChoice, "may_replace", lambda self, version, now: self._is_heavier(version))

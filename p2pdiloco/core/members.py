@@ -523,5 +523,10 @@ class Health:
         late_s = now - max(self._promised_s, self._counted_s)
         if late_s < LAG_S:
             return 0.0
-        self._counted_s, self.listens_until_s = now, now + LISTEN_S
+        self._counted_s = now
+        self.listen(now)
         return late_s
+
+    def listen(self, now: float) -> None:
+        """Hear the others for a while before we stand."""
+        self.listens_until_s = now + LISTEN_S

@@ -177,6 +177,8 @@ class Heartbeats:
         self._shared.out.record("disk", None, reason)
         for fragment in self._fragments:
             fragment.touch()
+        # Another whose disk has room again in the same moment is heard of first.
+        self._shared.health.listen(now)
         self.tell_neighbours(now)
 
     def miscalculates(self, _event: Miscalculates, now: float) -> None:
