@@ -773,8 +773,8 @@ class ClosingWindow:
 
 
 IN_VAIN = 3
-"""Versions that wait for a member whose head does not move. Whoever has come no further in all that time does
-not take them."""
+"""Versions that wait for a member whose head does not move. A member that has come no further in all that
+time does not take them."""
 MOST = 16
 """Versions that wait in all for one without a seat."""
 MAX_PEERS = 4096
