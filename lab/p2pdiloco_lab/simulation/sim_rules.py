@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from p2pdiloco.core.api.config import CoreConfig
-from p2pdiloco.core.api.events import VoteRecord
+from p2pdiloco.core.api.events import MILESTONES, VoteRecord
 from p2pdiloco.core.api.evidence import Statement
 from p2pdiloco.core.api.messages import Announce, Elected, Message, Progress, VoteGranted, VoteRequest
 from p2pdiloco.core.api.papers import Admission
@@ -298,6 +298,9 @@ class InvariantWatch:
             return
         if not honest or header.tokens != steps * tokens_per_step or header.fragment != held.fragment:
             raise Violation("true-label", f"{host.peer} offers {held} as {header}")
+        said = header.attestation
+        if said and (MILESTONES, header.fragment, said.target.number) not in host.disk.votes:
+            raise Violation("durable-first", f"{host.peer} attests {said.target.number}, not on its disk")
         base = self.headers.get(header.base_digest)
         if base is None or base.header.number != header.base_number:
             raise Violation("right-base", f"{host.peer} names base {header.base_number}, which nobody has")
