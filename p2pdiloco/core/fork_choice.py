@@ -215,7 +215,7 @@ class ForkChoice:
         return (heavier and head in self._supported) or head in self._chosen or head in self._lighter
 
     def _has_support(self, standing: int, voices: Sequence[str]) -> bool:
-        return standing * (2 if self.begins else 3) > len(voices)
+        return 2 * standing > len(voices) or (2 * standing == len(voices) > 0 and not self.begins)
 
     # --- what happens --------------------------------------------------------------------------------
 

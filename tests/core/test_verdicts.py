@@ -159,11 +159,12 @@ def asks_for_update() -> tuple[Solo, str]:
 def test_what_is_done_when_a_holder_does_not_deliver(failure: FetchFailure) -> None:
     solo, holder = asks_for_update()
     head = branch(1)[1].header.head()
-    solo.hear("p2", heads=(head,))
+    for peer in ("p2", "p3"):
+        solo.hear(peer, heads=(head,))
     effects = solo.answer(PULLS, ev.FetchFailed(failure, "in a word"))
     assert reasons(effects, "catchup") == ["not delivered: in a word"]
     at_once = found(effects, ev.FetchUpdate)
-    assert [pull.peer for pull in at_once] == ([] if failure.innocent else ["p2"]), "a liar costs no pause"
+    assert [pull.peer == holder for pull in at_once] == [False] * (not failure.innocent), "a liar costs no pause"
     forgotten = failure in (FetchFailure.UNREACHABLE, FetchFailure.NOT_READY)
     assert (holder not in solo.fragment.follower.heads.holders(head.digest)) == forgotten
     effects += solo.wait(1.0, silent=("p1",))
@@ -187,7 +188,8 @@ def test_a_failure_of_the_only_holder_is_forgiven_soon_if_it_is_nobodys_fault(fa
 def fetched(version: SignedVersion) -> Effects:
     """An update comes with this header, and whatever follows."""
     solo, _ = asks_for_update()
-    solo.hear("p2", heads=(branch(1)[1].header.head(),))
+    for peer in ("p2", "p3"):
+        solo.hear(peer, heads=(branch(1)[1].header.head(),))
     return solo.answer(ev.FetchUpdate, ev.UpdateFetched(version, 900)) + solo.wait(1.0, silent=PEERS)
 
 
@@ -203,8 +205,9 @@ def forged_version() -> SignedVersion:
 
 def another_result(certain: bool = False) -> Effects:
     solo, _ = asks_for_update()
-    solo.says = {peer: {"heads": (branch(1)[1].header.head(),)} for peer in ("p1", "p2")}
+    solo.says = {peer: {"heads": (branch(1)[1].header.head(),)} for peer in ("p1", "p2", "p3")}
     solo.hear("p2")
+    solo.hear("p3")
     job = found(solo.answer(ev.FetchUpdate, ev.UpdateFetched(odd(), 900)), ev.ApplyUpdate)[0]
     return solo.answer(job, ev.UpdateApplied(bytes(32), certain=certain)) + solo.wait(1.0)
 
@@ -212,8 +215,9 @@ def another_result(certain: bool = False) -> Effects:
 def another_state() -> Effects:
     """Who is asked for a state gives one of a version on which nobody else stands."""
     solo, _ = asks_for_update()
-    solo.says = {peer: {"heads": (branch(1)[1].header.head(),)} for peer in ("p1", "p2")}
+    solo.says = {peer: {"heads": (branch(1)[1].header.head(),)} for peer in ("p1", "p2", "p3")}
     solo.hear("p2")
+    solo.hear("p3")
     solo.answer(PULLS, ev.FetchFailed(FetchFailure.GONE))
     solo.wait(1.0)
     other = branch(3)[3]

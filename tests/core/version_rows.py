@@ -24,7 +24,7 @@ def an_old_state() -> Effects:
     solo.hear("p1", heads=(chain[1].header.head(),))
     solo.hear("p2", heads=(chain[1].header.head(),))
     far = {"heads": (chain[9].header.head(),)}
-    copy = found(solo.hear("p1", **far) + solo.hear("p2", **far), ev.FetchState)[0]
+    copy = found([effect for peer in PEERS for effect in solo.hear(peer, **far)], ev.FetchState)[0]
     return solo.answer(copy, ev.StateFetched(chain[1], table(chain[1])))
 
 

@@ -90,7 +90,7 @@ def test_the_next_syncer_makes_the_version_again() -> None:
 def test_what_may_be_our_own_fault_is_copied_as_ever_and_accuses_nobody(by: str) -> None:
     version = child(CHAIN[-1].header, by, ALL)
     solo = node()
-    effects = applies(solo, certain=False, version=version, there=("p2", by))
+    effects = applies(solo, certain=False, version=version, there=("p2", "p4", by))
     assert reasons(effects, "refusal") == [str(VersionFault.DIGEST_DIFFERS)]
     assert not excluded(solo) and not stated(effects)
     assert not solo.core.shared.distrust.has(by, solo.now)

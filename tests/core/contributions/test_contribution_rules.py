@@ -127,7 +127,7 @@ def switch(solo: Solo, heavier: SignedVersion, watermark: Stamp = NEVER) -> list
     if watermark != NEVER:
         heavier = with_table(heavier, (Watermark("me", watermark, 2),))
     solo.heard["heads"] = (heavier.header.head(),)
-    effects = solo.hear("p1", heads=(heavier.header.head(),))
+    effects = [x for peer in PEERS[:3] for x in solo.hear(peer, heads=(heavier.header.head(),))]
     if found(effects, ev.FetchUpdate):
         effects = solo.answer(PULLS, ev.FetchFailed(FetchFailure.GONE))
     if not found(effects, ev.FetchState):

@@ -182,7 +182,6 @@ def test_no_state_of_a_fifth_of_the_seats_is_copied(here: tuple[str, ...], liars
     assert not States(solo, version, worse=True).given_for(60.0)
 
 
-@known_flaw("where there never were more than six seats, each is trusted")
 def test_one_liar_of_five_and_one_member_that_copied_its_state_convince_no_third() -> None:
     """The other had been alone with the liar. p1 never was."""
     solo = awake(("p2", "p3", "me", "p9"), OF_FIVE, me="p1")

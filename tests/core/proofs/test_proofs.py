@@ -194,7 +194,8 @@ def test_who_copies_a_state_with_a_sibling_of_its_own_version_has_a_proof() -> N
     lighter, heavier = siblings()
     solo = Solo(peers=PEERS, restored=saved([genesis(0), lighter]))
     heads = (heavier.header.head(),)
-    (pulled,) = found(solo.hear("p2", heads=heads) + solo.hear("p3", heads=heads), ev.FetchState)
+    effects = [effect for peer in ("p2", "p3", "p4") for effect in solo.hear(peer, heads=heads)]
+    (pulled,) = found(effects, ev.FetchState)
     effects = solo.answer(pulled, ev.StateFetched(heavier, table(heavier)))
     assert excluded(solo) == ("p1",) and found(effects, ev.CommitVersion), (
         "it takes the heavier one all the same"
