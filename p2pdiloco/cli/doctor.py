@@ -640,15 +640,16 @@ MEMBERS_CHECKED = 8
 async def find_run(
     transport: Transport, wanted: str, peers: Sequence[str]
 ) -> tuple[Diagnosis, ListedRun | None, Manifest | None]:
-    """Find the run. Raises: UserError (several fit), RemoteError."""
+    """Find the run, for as long as a peer is silent. Raises: UserError (several fit), RemoteError."""
     search = RunSearch(transport, wanted, peers)
-    listed = await search.look()
+    while (listed := await search.look()) is None and search.waits:
+        pass
     if listed is None:
         known = search.known
         todo = f"they know: {known}" if known else "a bootstrap serves one with --run run.toml"
         name = f'run "{wanted}"' if wanted else "run"
         return bad("run", f"these peers list no {name}", todo), None, None
-    found = await search.manifest(listed)
+    found = await search.manifest(listed) or await search.manifest(listed)
     if found is None:
         return bad("run", f"nobody gives the manifest of {clean(listed.name)}", "try again"), listed, None
     manifest = found[1]

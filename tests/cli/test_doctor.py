@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import psutil
 import pytest
@@ -217,6 +218,16 @@ async def test_versions_are_compared_with_the_members() -> None:
         transport.versions = versions
         (found,) = await doctor.check_versions(transport, "ab" * 32)  # type: ignore[arg-type]
         assert found.level.value == wanted and todo in found.todo
+
+
+async def test_a_peer_that_is_slow_to_answer_is_asked_again_for_its_runs() -> None:
+    listed = wire.encode(wire.RunList((wire.RunSummary("ab" * 32, "slow", "me"),)))
+    sent = AsyncMock(side_effect=[PeerUnreachable("no answer in 3 s"), listed])
+    pulled = AsyncMock(side_effect=PeerUnreachable("no answer in 10 s"))
+    peer = SimpleNamespace(get_records=AsyncMock(return_value={}), send=sent, pull=pulled)
+    found, run, _ = await doctor.find_run(peer, "slow", ["a"])  # type: ignore[arg-type]
+    assert run is not None and "nobody gives the manifest of slow" in found.words
+    assert (sent.await_count, pulled.await_count) == (2, 2)
 
 
 async def test_peers_are_asked_whether_they_can_dial_us(monkeypatch: pytest.MonkeyPatch) -> None:

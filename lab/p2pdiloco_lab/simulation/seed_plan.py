@@ -362,6 +362,13 @@ def draw_usurpers(seed: int, mix: Mix, specs: tuple[NodeSpec, ...]) -> tuple[tup
     return tuple((spec.peer, kinds[(seed + place) % len(kinds)]) for place, spec in enumerate(last))
 
 
+def draw_joins(rng: random.Random, mix: Mix, count: int) -> tuple[float, ...]:
+    """Draw when each node starts. Beside usurpers all come soon: of two that are here each copies any state
+    of the other."""
+    others = [rng.uniform(0.0, 4.0) if rng.random() < 0.8 else rng.uniform(5, 25) for _ in range(count - 1)]
+    return 0.0, *(min(join_s, 4.0) if mix.usurpers else join_s for join_s in others)
+
+
 def draw_colluders(seed: int, mix: Mix, specs: tuple[NodeSpec, ...]) -> tuple[str, ...]:
     """Draw who colludes: two at least, the last ones."""
     count = random_stream(seed, "colluders").randint(2, mix.colluders) if mix.colluders else 0
@@ -517,9 +524,10 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     audits = random_stream(seed, "audits").random() < 0.5
     config = replace(config, audited=audits or mix.crowd > 0)
     # A liar that hides its updates withholds them, too.
-    withholds = bool(mix.colluders or (mix.perjurers and (mix.old or one_withholds(seed))))
+    lies = mix.colluders or mix.usurpers
+    withholds = bool(lies or (mix.perjurers and (mix.old or one_withholds(seed))))
     # Of two groups' syncers one that withholds is no minority. Tests have liars in groups.
-    if not (mix.crowd or mix.quiet or mix.colluders) and not (mix.perjurers and (mix.old or config.audited)):
+    if not (mix.crowd or mix.quiet or lies) and not (mix.perjurers and (mix.old or config.audited)):
         config = draw_groups(seed, config, count)
     if not mix.strangers:  # in half of the worlds an owner lets members in
         config = replace(config, admits=random_stream(seed, "admission").random() < 0.5)
@@ -536,9 +544,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     spread = rng.choice([1.0, 1.3, 2.0, 5.0])
     base_step_s = round_s / config.inner_steps
     specs = tuple(draw_spec(rng, f"n{i}", mix, base_step_s, spread) for i in range(count))
-    joins = tuple(
-        [0.0] + [rng.uniform(0.0, 4.0) if rng.random() < 0.8 else rng.uniform(5, 25) for _ in specs[1:]]
-    )
+    joins = draw_joins(rng, mix, count)
     slowest_round_s = max(spec.step_time_s for spec in specs) * config.inner_steps
     if thin > 1.0:  # there and back
         slowest_round_s += 2 * max(config.max_payload_bytes) / mix.bandwidth_bytes_s[0]

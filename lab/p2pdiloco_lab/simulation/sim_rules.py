@@ -132,6 +132,8 @@ class InvariantWatch:
             if not lies:
                 self._durable(host, version)
             elif (header.fragment, header.term, header.syncer) not in self._in_office:
+                if host.peer in self._liars:
+                    return  # excluded, it may be alone with another
                 raise Violation(
                     "authority", f"{where}: {header.syncer} holds no office in term {header.term}"
                 )

@@ -678,6 +678,11 @@ class RunSearch:
         """Names of the runs that were listed at the last look; empty: there are none."""
         return run_names(self.listed.values())
 
+    @property
+    def waits(self) -> bool:
+        """True: at the last look a host did not answer, which may settle it."""
+        return 0 < self._silent_looks <= HOST_PATIENCE
+
     async def look(self) -> ListedRun | None:
         """Look once for the run. None: nobody lists it (yet).
 
@@ -698,7 +703,7 @@ class RunSearch:
         try:
             return choose_run(candidates, self._wanted, self._before, self._hosts)
         except UserError:
-            if 0 < self._silent_looks <= HOST_PATIENCE:
+            if self.waits:
                 return None
             raise
 

@@ -12,20 +12,18 @@ from p2pdiloco_lab.simulation.seed_report import SeedsSummary, replay_command
 from p2pdiloco_lab.simulation.sim_world import run_seed
 
 SEEDS, MANY_SEEDS = 6, 60
-HOLDING = [mix for mix in MIX_NAMES if not MIXES[mix].usurpers]
-"""Mixes in which all rules hold; of the other see `test_known_worlds`."""
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)  # counted in seeds, not in seconds: a busy machine may take its time
-@pytest.mark.parametrize("mix", HOLDING)
+@pytest.mark.parametrize("mix", MIX_NAMES)
 def test_some_seeds(mix: str) -> None:
     hold(mix, SEEDS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mix", HOLDING)
+@pytest.mark.parametrize("mix", MIX_NAMES)
 def test_many_seeds(mix: str) -> None:
     hold(mix, MANY_SEEDS)
 
