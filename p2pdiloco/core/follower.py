@@ -177,9 +177,8 @@ class Follower:
         else:
             if peer not in self._doubts:  # of who failed last time the bytes must be here first
                 self._take_spare()
-            self._pull(
-                FollowSignal.PULL_UPDATE, FetchUpdate(self._fragment, self._chain.head.number + 1, peer)
-            )
+            number = min(target.number, self._chain.head.number + 1)
+            self._pull(FollowSignal.PULL_UPDATE, FetchUpdate(self._fragment, number, peer))
 
     def _unless_supported(self, peer: str, now: float) -> None:
         """Only its state is left of a peer's head: leave that alone, if too few stand on it to copy it."""

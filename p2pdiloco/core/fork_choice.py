@@ -55,11 +55,11 @@ class ForkChoice:
     """Choice of one fragment between our chain and the heads that members name.
 
     An update shows how a state was made, and a state does not. So the updates of any heavier head are
-    followed, one by one, and a state is copied only of a head that has *support*: more than a third of the
+    followed, one by one, and a state is copied only of a head that has *support*: at least half of the
     voices stand on it, or more than half where this node is a newcomer, which has nothing of the run. Voices
     are the seats that are here, and ourselves; of a newcomer those that `Guidance` names.
 
-    1. Of the heads that have support, ours among them, the heaviest is the run's.
+    1. The head that has support is the run's; of two halves the heavier one.
     2. A lighter one than ours is followed only once ours has had none for a while (`APART_S`): those
        who stand on it may be on their way here.
     3. Where no head has support for long (`resume_alone_s`), the one is followed on which most stand, then
@@ -91,7 +91,7 @@ class ForkChoice:
         self._chosen: set[Head] = set()
         """Heads that were chosen without support, since ours had none."""
         self._few = True
-        """True: so few voices were here at the last look that each was more than a third of them."""
+        """True: so few voices were here at the last look that each was half of them."""
         self._looked_s = -math.inf
         self._since_s = math.inf
         """Time since which our head has no support, and others name another."""
@@ -209,7 +209,7 @@ class ForkChoice:
 
     def _is_wanted(self, peer: str, head: Head) -> bool:
         heavier, ahead = self._is_heavier(head), head.number - self._chain.head.number
-        near = 0 < ahead <= self._shared.config.log_versions
+        near = 0 <= ahead <= self._shared.config.log_versions  # of two siblings the other may be a proof
         if heavier and near and not self.begins and self.counts(peer):
             return True  # it may be some updates away
         return (heavier and head in self._supported) or head in self._chosen or head in self._lighter

@@ -209,7 +209,7 @@ class Backing:
         core = host.core.fragments[fragment]
         heads, now = core.follower.heads, host.local_now
         counted = heads.voices(now)
-        many = 3 * len(self._liars.intersection(counted)) > len(counted)
+        many = 2 * len(self._liars.intersection(counted)) >= len(counted)
         beyond = heads.begins or many or len(counted) < FEWEST
         (self._excused.add if beyond else self._excused.discard)((host.peer, fragment))
 

@@ -190,17 +190,20 @@ def with_false_label() -> SignedVersion:
 # --- noticing ------------------------------------------------------------------------------------------
 
 
-def test_who_copies_a_state_with_a_sibling_of_its_own_version_has_a_proof() -> None:
+def test_who_hears_of_a_heavier_sibling_of_its_own_version_asks_for_it_and_has_a_proof() -> None:
     lighter, heavier = siblings()
     solo = Solo(peers=PEERS, restored=saved([genesis(0), lighter]))
     heads = (heavier.header.head(),)
-    effects = [effect for peer in ("p2", "p3", "p4") for effect in solo.hear(peer, heads=heads)]
-    (pulled,) = found(effects, ev.FetchState)
-    effects = solo.answer(pulled, ev.StateFetched(heavier, table(heavier)))
-    assert excluded(solo) == ("p1",) and found(effects, ev.CommitVersion), (
-        "it takes the heavier one all the same"
-    )
+    (pulled,) = found(solo.hear("p2", heads=heads), ev.FetchUpdate)
+    assert pulled.number == 1
+    effects = solo.answer(pulled, ev.UpdateFetched(heavier, 900))
+    assert excluded(solo) == ("p1",)
     assert reasons(effects, "excluded") == ["it signed two versions 1 of fragment 0"]
+    solo.says = {peer: {"heads": heads} for peer in PEERS[1:]}
+    effects = [effect for peer in PEERS[1:] for effect in solo.hear(peer)] + solo.wait(8.0)
+    copied = found(effects, ev.FetchState)[0]
+    effects = solo.answer(copied, ev.StateFetched(heavier, table(heavier)))
+    assert found(effects, ev.CommitVersion), "it takes the heavier one all the same"
 
 
 def test_a_false_label_is_a_proof_against_the_syncer() -> None:
