@@ -417,7 +417,7 @@ class Meeting:
         dials: which of a stranger's addresses are dialled.
         is_stranger: whether the run knows nothing of a peer.
 
-    Rules: docs/protocol/membership.md, section 6.
+    Rules: docs/protocol/links.md, section 9.
     """
 
     def __init__(

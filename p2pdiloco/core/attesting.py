@@ -1,6 +1,6 @@
 """Attestations of this node in one fragment.
 
-Rules: docs/protocol/forks.md, section 9.
+Rules: docs/protocol/belief.md, section 6.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 believes. The functions compute pauses, and how long a syncer or learner waits (the grace window is that of
 Decoupled DiLoCo, arXiv 2604.21428).
 
-Rules: docs/protocol/rounds.md, section 3; docs/protocol/trust.md, section 5.
+Rules: docs/protocol/rounds.md, section 3; docs/protocol/belief.md, section 5.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ class Guidance:
     2. Else a peer that the person named to join through, as long as it is here.
     3. Else what most confirmed members stand on.
 
-    Rules: docs/protocol/trust.md, section 5.
+    Rules: docs/protocol/belief.md, section 5.
     """
 
     def __init__(self, view: View, timing: Timing) -> None:

@@ -2,7 +2,7 @@
 
 `Candidates` ranks those that would stand. `Trust` says whether this member counts on the syncer in office.
 
-Rules: docs/protocol/election.md, sections 2, 3, 7 and 8.
+Rules: docs/protocol/election.md, sections 2, 3 and 6.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class VoteDisk:
 
     A vote that is not durable is not given. A member whose disk is full would so stand in the way of every
     majority that needs it, two members' always. So it says that it has no vote until its disk takes one, and
-    counts in no majority meanwhile, its own view's included (docs/protocol/election.md, section 9). It
+    counts in no majority meanwhile, its own view's included (docs/protocol/election.md, section 4). It
     trains, contributes and follows as before.
 
     Args:

@@ -4,7 +4,7 @@
 have. `Scale` and the functions below it work out what is usual in a chain and what a contribution counts;
 `version_fault` says what is wrong with the numbers of a version.
 
-Rules: docs/protocol/exactly-once.md, section 2; docs/protocol/trust.md, section 2; docs/protocol/weights.md,
+Rules: docs/protocol/exactly-once.md, section 2; docs/protocol/seats.md, section 2; docs/protocol/weights.md,
 sections 2 and 9.
 """
 
@@ -410,8 +410,8 @@ class Witnesses:
     """Versions of our chain of one fragment that the other seats are known to have.
 
     Versions that a seat lacks may still lose against a chain that goes on without them
-    (docs/protocol/forks.md, section 3). One that reports a head of our chain has everything below it too. The
-    report must be some time old: a crash may take it back to its last checkpoint.
+    (docs/protocol/belief.md, section 7). One that reports a head of our chain has everything below it, too.
+    The report must be some time old: a crash may take it back to its last checkpoint.
     """
 
     def __init__(self, chain: Chain, me: str, timing: Timing, now: float) -> None:

@@ -70,7 +70,7 @@ class Office:
     again.
 
     A certificate (a majority's signed votes) puts a peer in office for one term (docs/protocol/election.md,
-    section 1). The term ends when the chain has grown by `term_versions`. The holder then stops by itself,
+    section 2). The term ends when the chain has grown by `term_versions`. The holder then stops by itself,
     and a member that holds that version sees that the office is open, so an orderly hand-over races with
     nothing. Earlier, the office is open for a member as soon as *this member* no longer counts on the holder:
     silent, unreachable, left, or slow.
@@ -504,7 +504,7 @@ class Inquiry:
     A peer that claims to hold the office is asked for the proof. One that claims it for an older term than
     that of our certificate is given this: it may have missed that it is deposed, and wait for our work.
 
-    Rules: docs/protocol/election.md, section 10.
+    Rules: docs/protocol/election.md, section 7.
     """
 
     def __init__(self, context: FragmentContext, group: str) -> None:

@@ -1,6 +1,6 @@
 """Finality of a chain: which of its versions two thirds of the seats have said to stand on (Casper FFG).
 
-Rules: docs/protocol/forks.md, section 9.
+Rules: docs/protocol/belief.md, section 6.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Follower of a fragment's chain, with its doubts about holders and its checks of what they give.
 
-Rules: docs/protocol/following.md, sections 2 and 3; docs/protocol/proofs.md, section 3.
+Rules: docs/protocol/belief.md, sections 3 and 8; docs/protocol/proofs.md, section 3.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Follower:
     result must have the digest that the version's header states, or it is thrown away and counted.
 
     Only confirmed members are believed and asked. A newcomer is confirmed once every fragment's head is one
-    that a confirmed member holds too (docs/protocol/membership.md, section 4).
+    that a confirmed member holds too (docs/protocol/belief.md, section 5).
 
     Args:
         on_moved: called once we hold another peer's version.
@@ -449,7 +449,7 @@ class Doubts:
     Bounded; the longest known doubt is forgotten first. Without them one member that boasts of a heavy head,
     and cannot or will not give it, would keep all others from the heads that they could have had.
 
-    Rules: docs/protocol/following.md, section 3.
+    Rules: docs/protocol/belief.md, section 8.
     """
 
     def __init__(self) -> None:

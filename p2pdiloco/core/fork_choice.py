@@ -2,7 +2,7 @@
 
 `ForkChoice` chooses, by the `Stances` of those whose word counts.
 
-Rules: docs/protocol/trust.md, sections 4 and 5.
+Rules: docs/protocol/belief.md, sections 3 to 5.
 """
 
 from __future__ import annotations
@@ -385,7 +385,7 @@ class Stances:
     A member stands on the last heads that it named: its newest one, and mostly ancestors of that. So members
     some versions apart count together, and a liar that names a true head gives a forged one no voice.
 
-    Rules: docs/protocol/trust.md, sections 4 and 5.
+    Rules: docs/protocol/belief.md, sections 3 to 5.
     """
 
     def __init__(self) -> None:

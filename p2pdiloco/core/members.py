@@ -76,7 +76,7 @@ class View:
 
     A member that says good-bye leaves all three at once.
 
-    Rules: docs/protocol/membership.md, section 1.
+    Rules: docs/protocol/election.md, section 1.
     """
 
     def __init__(
@@ -503,7 +503,7 @@ class Health:
     The core knows when it asked to be woken. If it is handed its next event much later, the process was
     stopped, starved, or its loop blocked; what others sent meanwhile waits in our own queues. So everybody's
     silence is counted from that much later; before we have listened for a while nobody is suspected, no
-    office sought (docs/protocol/membership.md, section 3).
+    office sought (docs/protocol/election.md, section 1).
     """
 
     def __init__(self) -> None:

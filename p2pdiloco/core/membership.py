@@ -1,6 +1,7 @@
 """Membership of this node: heartbeats, becoming a full member, and leaving.
 
-Rules: docs/protocol/membership.md; docs/protocol/rounds.md, section 7.
+Rules: docs/protocol/belief.md, sections 4 and 5; docs/protocol/links.md, section 8; docs/protocol/rounds.md,
+section 7.
 """
 
 from __future__ import annotations
@@ -351,7 +352,7 @@ class News:
     member would cost a small swarm more than its elections do, and a slow link its rounds. Heartbeats get
     lost, so what changed is said several times, and what did not change is said again every few seconds.
 
-    Rules: docs/protocol/membership.md, section 2.
+    Rules: docs/protocol/links.md, section 8.
     """
 
     def __init__(self, chains: Sequence[Chain]) -> None:
@@ -386,7 +387,7 @@ class Joining:
 
     Where a confirmed member is heard, a node is confirmed once every fragment of its own is at a version that
     such a member has, or at a heavier one. Where none is heard, the whole swarm may be returning
-    (docs/protocol/membership.md, section 5). Then nodes with saved state compare their heads, and take the
+    (docs/protocol/belief.md, section 5). Then nodes with saved state compare their heads, and take the
     heaviest of every fragment from each other. They go on when nothing heavier is left, and everybody who
     took part lately is here or has been waited for. A node with nothing saved waits for them; only with
     `--genesis` it starts a run, where nobody returns with one.
@@ -534,7 +535,7 @@ class Trial:
     one time, and beside older ones they are worse. If they are worse than ours, we go on from ours, and try
     others' again later. Where nothing can be measured, they are taken.
 
-    Rules: docs/protocol/trust.md, section 4.
+    Rules: docs/protocol/belief.md, section 4.
     """
 
     def __init__(self, shared: Shared, fragments: tuple[Fragment, ...]) -> None:

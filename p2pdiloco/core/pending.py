@@ -292,7 +292,7 @@ class KeptContributions:
     """Merged contributions of one fragment, oldest first, kept until the versions that have them are beyond
     doubt.
 
-    A heavier chain may replace the one that has them (docs/protocol/forks.md, section 3). Then those that it
+    A heavier chain may replace the one that has them (docs/protocol/belief.md, section 7). Then those that it
     lacks are sent once more, as one: displacements are additive. Payloads beyond the newest few wait on the
     disk. Of more than a bound, two are combined for each new one. A chain that has one of those two has both,
     as far as is known: it branched off soon after what its seats had.

@@ -1,6 +1,6 @@
 """Votes in one group: our own, our candidacy for others' votes, and what a certificate proves.
 
-Rules: docs/protocol/election.md, sections 4, 5, 6 and 10.
+Rules: docs/protocol/election.md, sections 4, 5 and 7.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class VoteJudge:
 
     It gives no vote itself, and tells a candidate that gets none why.
 
-    Rules: docs/protocol/election.md, section 5.
+    Rules: docs/protocol/election.md, section 4.
     """
 
     def __init__(
@@ -326,7 +326,7 @@ may leap, so that what is left is for elections."""
 class Terms:
     """Terms of one group's office: which are used up, as far as this member knows, and which is next.
 
-    Rules: docs/protocol/election.md, section 10.
+    Rules: docs/protocol/election.md, section 7.
     """
 
     def __init__(self, context: FragmentContext, voter: Voter) -> None:
@@ -482,7 +482,7 @@ def holds_office(context: FragmentContext, header: VersionHeader, giver: str, no
     several groups the seats of each group just below the topmost one count as one, and where a member has no
     place in the topmost one, the holder of the highest group in which it has one says who is here.
 
-    Rules: docs/protocol/election.md, section 6.
+    Rules: docs/protocol/election.md, section 5.
     """
     chain, proof, config = context.chain, header.elected, context.shared.config
     parent, of = chain.header, (header.term, header.syncer)

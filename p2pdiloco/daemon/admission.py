@@ -8,7 +8,7 @@ owner's key in its folder, or from an earlier start.
     <data_dir>/runs/<run id, 16>/admission   what this node shows its peers
     <data_dir>/runs/<run id, 16>/admitted    whom this node has seen admitted, by invite; at most a second old
 
-Rules: docs/protocol/trust.md, section 1.
+Rules: docs/protocol/belief.md, section 2.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `TryOrder` comes in, `StatesTried` or `Failed` goes out. It is a process of its own, as no learner runs
 before a node is a full member, and it ends when its input does.
 
-Rules: docs/protocol/trust.md, section 4.
+Rules: docs/protocol/belief.md, section 4.
 """
 
 from __future__ import annotations

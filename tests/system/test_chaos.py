@@ -24,7 +24,7 @@ def test_short_chaos(swept_swarm: Swarm, tmp_path: Path) -> None:
     out = tmp_path / "out"
     rate = str(3600 * FAULTS / 25)
     # With seed 0 both old members may be lost before a newcomer contributed: then they wait for somebody whom
-    # they know, for 10 minutes (docs/protocol/trust.md, section 4).
+    # they know, for 10 minutes (docs/protocol/belief.md, section 3).
     run = ["chaos", "--nodes", "3", "--seconds", "25", "--seed", "9"]
     run += ["--faults-per-hour", rate, "--no-compare", "--json"]
     done = swept_swarm.command(*run, "--out", str(out), timeout_s=280)

@@ -1,7 +1,7 @@
 """Goals that must be reached once faults have stopped: equal heads, new versions, all merged (`Liveness`).
 
 `Backing` watches that no full member copies a state that only liars stand on. Rules:
-docs/protocol/simulator.md, section 1; docs/protocol/trust.md, section 4.
+docs/protocol/simulator.md, section 1; docs/protocol/belief.md, section 3.
 """
 
 from __future__ import annotations

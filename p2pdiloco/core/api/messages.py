@@ -55,7 +55,7 @@ class Progress(Message, frozen=True):
     """True: a learner is running, so closing calls expect something of this member."""
     confirmed: bool
     """True: it holds versions that peers confirm, so it may vote, stand, and give state to others
-    (docs/protocol/membership.md, section 4)."""
+    (docs/protocol/belief.md, section 5)."""
     stands: bool
     """True: it is willing to be a syncer."""
     heads: Annotated[tuple[tuple[Count, Head], ...], Meta(max_length=MAX_FRAGMENTS)]

@@ -5,7 +5,7 @@ A `Grant` lets whoever has its key admit peers, by an `Admission` each. A `Word`
 that of its recovery key. Versions carry papers (`core.chain.Marks.after`); doors ask for admissions
 (`daemon.admission`).
 
-Rules: docs/protocol/seats.md, section 1; docs/protocol/trust.md, section 1; docs/protocol/proofs.md,
+Rules: docs/protocol/seats.md, section 1; docs/protocol/belief.md, section 2; docs/protocol/proofs.md,
 section 2.
 """
 

@@ -61,7 +61,7 @@ class Head(Wire, frozen=True):
 
     @property
     def weight(self) -> tuple[int, int, bytes]:
-        """Order of chains: more tokens, then higher term, then digest (docs/protocol/forks.md, section 2)."""
+        """Order of chains: tokens, then term, then digest, more or higher first (docs/protocol/belief.md)."""
         return (self.tokens, self.term, self.digest)
 
 

@@ -2,7 +2,7 @@
 
 `Courtesy` has states stand back for contributions and updates, which rounds wait for.
 
-Rules: docs/protocol/following.md, sections 5 and 6.
+Rules: docs/protocol/transfers.md, sections 2 and 3.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `Pulling` asks one peer, and keeps what came of a stream that was cut (`UnfinishedUpdates`).
 
-Rules: docs/protocol/following.md, section 4.
+Rules: docs/protocol/transfers.md, section 1.
 """
 
 from __future__ import annotations

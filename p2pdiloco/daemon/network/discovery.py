@@ -5,7 +5,7 @@ DNS.
 keeps the list of runs; `Sharing` exchanges who reads which part of the data. `ask` and `ask_status` put
 questions to members. `Twins` detects a second process with this node's identity.
 
-Rules: docs/protocol/membership.md, sections 2 and 7.
+Rules: docs/protocol/links.md, sections 8 and 10.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Newcomers, heads in heartbeats, return, return to strangers, leaving: one test per claim.
 
-Rules: docs/protocol/membership.md, section 4; docs/protocol/rounds.md; docs/protocol/trust.md.
+Rules: docs/protocol/belief.md, sections 3 to 5; docs/protocol/rounds.md.
 """
 
 from __future__ import annotations
@@ -497,7 +497,7 @@ def test_a_heartbeat_that_was_not_sent_goes_out_in_the_next() -> None:
     assert in_one(msg_of(((1, old),)), msg_of((), incarnation=2)).heads == (), "of an earlier life"
 
 
-# Return of nodes when all had died: they agree on the heaviest saved state (docs/protocol/membership.md,
+# Return of nodes when all had died: they agree on the heaviest saved state (docs/protocol/belief.md,
 # section 5).
 
 
@@ -618,7 +618,7 @@ def test_who_returns_with_a_heavier_chain_than_all_members_is_one_of_them() -> N
     assert solo.core.confirmed and solo.head.number == 2
 
 
-# Return to those who have no seat by our chain: they are anybody (docs/protocol/trust.md, section 4).
+# Return to those who have no seat by our chain: they are anybody (docs/protocol/belief.md, section 3).
 
 WORKERS = ("me", "p1", "p2")
 LOG = branch(2, learners=WORKERS)

@@ -1,4 +1,4 @@
-"""Membership: its degrees, incarnations, and what members say that counts (docs/protocol/membership.md)."""
+"""Membership: its degrees, incarnations, and what members say that counts."""
 
 from __future__ import annotations
 
