@@ -515,8 +515,9 @@ class Attendance:
         self._in_vain.pop(child, None)
 
     def closed_without(self, missing: Iterable[str]) -> None:
-        """Note whom a round called in vain. A learner that is silent time and again, and may be none at all,
-        is called no more, and waited for; what it sends is merged all the same."""
+        """Note whom a round called in vain. No round waits for a learner that is silent time and again. One that
+        was merged lately is called all the same: while versions are faster than its H steps it is due by
+        calls only."""
         for child in () if self._level else missing:
             self._in_vain[child] = self._in_vain.get(child, 0) + 1
 
@@ -539,7 +540,8 @@ class Attendance:
         wanted = self._inbox.in_turn if called or self._everybody else self._inbox.awaits
         expected = [child for child in self._electorate.expected(now) if wanted(child, now)]
         if self._in_vain:
-            expected = [child for child in expected if self._in_vain.get(child, 0) < IN_VAIN]
+            attends = self._context.roster.attends
+            expected = [c for c in expected if self._in_vain.get(c, 0) < IN_VAIN or (called and attends(c))]
         return [child for child in dict.fromkeys([*expected, *coming]) if child not in have]
 
     def not_before_s(self, now: float) -> float:
