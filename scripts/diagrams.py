@@ -36,7 +36,7 @@ MACHINES: tuple[tuple[str, str, Any, tuple[Enum, ...]], ...] = (
         SEND_TABLE,
         (SendState.WAITING, SendState.COMBINING),
     ),
-    ("Following the chain", "following", FOLLOW_TABLE, (FollowState.RESTING,)),
+    ("Following the chain", "belief", FOLLOW_TABLE, (FollowState.RESTING,)),
 )
 """Title, page of the protocol, table, states at the beginning: their class's docstring explains all."""
 

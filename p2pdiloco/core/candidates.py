@@ -179,6 +179,7 @@ class Trust:
         self._electorate = electorate
         self._shared = context.shared
         self._fragment = context.index
+        self._roster = context.roster
         self._group = group
         self._candidates = candidates
         self.suspected: Suspicion | None = None
@@ -222,6 +223,8 @@ class Trust:
         """Say what else speaks against it, which others may see, too."""
         if certificate.syncer in self._shared.excluded:
             return "the syncer is excluded"
+        if self._roster.known and certificate.syncer not in self._roster.known:
+            return "the syncer has no seat any more"
         return str(self.suspected) if self.suspected is not None else self._gone(certificate, now, candidate)
 
     def _gone(self, certificate: Certificate, now: float, candidate: str) -> str:

@@ -79,6 +79,15 @@ def test_an_end_that_a_node_holds_takes_the_vote_away_at_once_and_there_only() -
     assert sent(other.message("p2", request), msg.VoteGranted)
 
 
+def test_the_office_of_a_syncer_whose_seat_has_ended_is_open_though_it_is_alive() -> None:
+    """Nobody takes a version of its making any more."""
+    solo = node()
+    solo.elect("p1")
+    assert solo.fragment.office.why_open(solo.now) == ""
+    holds(solo, word("p1", 1, seated=False))
+    assert solo.fragment.office.why_open(solo.now) == "the syncer has no seat any more"
+
+
 def test_who_lost_its_seat_may_work_on() -> None:
     solo = node()
     holds(solo, word("p1", 1, seated=False))
