@@ -515,9 +515,8 @@ class Attendance:
         self._in_vain.pop(child, None)
 
     def closed_without(self, missing: Iterable[str]) -> None:
-        """Note whom a round called in vain. No round waits for a learner that is silent time and again. One that
-        was merged lately is called all the same: while versions are faster than its H steps it is due by
-        calls only."""
+        """Note whom a round called in vain. No round waits for a learner that is silent time and again. It is
+        called all the same, if it was merged lately: slower than the versions, it is due by calls only."""
         for child in () if self._level else missing:
             self._in_vain[child] = self._in_vain.get(child, 0) + 1
 
