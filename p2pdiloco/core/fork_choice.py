@@ -207,10 +207,13 @@ class ForkChoice:
     def _is_heavier(self, head: Head) -> bool:
         return head.weight > self._chain.head.weight
 
+    def _is_near(self, head: Head) -> bool:
+        """Tell whether updates may lead there; or to a sibling of our head, as both may be a proof."""
+        return 0 <= head.number - self._chain.head.number <= self._shared.config.log_versions
+
     def _is_wanted(self, peer: str, head: Head) -> bool:
-        heavier, ahead = self._is_heavier(head), head.number - self._chain.head.number
-        near = 0 <= ahead <= self._shared.config.log_versions  # of two siblings the other may be a proof
-        if heavier and near and not self.begins and self.counts(peer):
+        heavier = self._is_heavier(head)
+        if heavier and self._is_near(head) and not self.begins and self.counts(peer):
             return True  # it may be some updates away
         return (heavier and head in self._supported) or head in self._chosen or head in self._lighter
 
@@ -227,7 +230,7 @@ class ForkChoice:
             peer: head
             for peer, head in self._named.items()
             if head.digest not in self._context.false_states
-            and not self._is_refused(head)
+            and (self._is_near(head) or not self._is_refused(head))
             and not self._has(head)
         }
         self._look_at_support(set(named.values()), now)

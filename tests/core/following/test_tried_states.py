@@ -88,6 +88,21 @@ def test_a_worse_one_is_not_taken_nor_fetched_again_and_another_of_its_donor_is_
     assert found(solo.answer(ev.TryStates, ev.Tried(True, "loss 2.0")), ev.CommitVersion)
 
 
+def test_updates_that_lead_to_a_worse_one_are_followed() -> None:
+    """They show how it is made. A trial may be wrong, and two members would wait for each other for ever."""
+    solo = node(versions=CHAIN[:FAR])
+    near = CHAIN[FAR - 20]
+    for peer in HERE:
+        solo.says[peer] = {"heads": (near.header.head(),)}
+        solo.hear(peer)
+    solo.answer(ev.FetchUpdate, ev.FetchFailed(FetchFailure.GONE))
+    copy = found(solo.wait(5.0), ev.FetchState)[0]
+    solo.answer(copy, ev.StateFetched(near, table(near)))
+    solo.wait(1.0)
+    effects = solo.answer(ev.TryStates, ev.Tried(False, "loss 9.0")) + solo.wait(60.0)
+    assert found(effects, ev.FetchUpdate)[0].number == 71 and not found(effects, ev.FetchState)
+
+
 def test_one_that_was_worse_is_taken_once_most_seats_have_it() -> None:
     """All rest, say, and no newer one comes."""
     solo = node(TEN[1:7])
