@@ -344,11 +344,6 @@ NAME_CELLS, LEVEL_CELLS, WIDTH = 10, 8, 110
 )
 @DOCTOR("--json", is_flag=True, help="Print one JSON object a line.")
 @DOCTOR("--timeout-s", type=Number(min=5, max=3600), help="Take no longer than this.")
-@DOCTOR(
-    "--probe-python",
-    metavar="PATH",
-    help="Python of an environment with py-libp2p, with which to dial the peer, too (docs/topics/doctor.md).",
-)
 def doctor(**values: Any) -> int:
     """Look for what keeps a node from its work: this machine, its network, the way to a run.
 

@@ -2,7 +2,7 @@
 
 `examine` looks at one thing after the other, each with a bound in time, and tells of each finding
 (`options.Diagnosis`). The checks follow in its order: this machine, the addresses before anybody dials, the
-peers to join through, the run. `probe_by_py_libp2p` dials a peer with another implementation of libp2p.
+peers to join through, the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
+from subprocess import PIPE
 
 import psutil
 
@@ -57,7 +57,6 @@ from p2pdiloco.errors import (
 )
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import VERSION, WIRE_VERSION
-from p2pdiloco.util import Values
 
 CHECK_S = 20.0
 LINK_S = 45.0
@@ -110,10 +109,6 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
                 yield found
     except UserError as error:
         yield bad("network", str(error), error.hint)
-    async for found in findings_of(
-        "libp2p", partial(probe_by_py_libp2p, settings.probe_python, addresses[0]), WITHIN_S + 2 * LOAD_S
-    ):
-        yield found
 
 
 def addresses_to_dial(
@@ -711,67 +706,6 @@ async def check_link(transport: Transport, peer: str, manifest: Manifest | None)
     if carried.step_s > 1.0:
         return [warning("link", shown, f"a faster machine contributes less often; {more}")]
     return [good("link", shown)]
-
-
-PROBE_CHECK = "libp2p"
-PROBE_PROGRAM = Path(__file__).with_name("probe_program.py")
-WITHIN_S, LOAD_S = 20.0, 15.0
-"""Time of the probe, and more for Python to load the library."""
-OUR_AGENT = "p2pdiloco/"
-"""Beginning of the names of our own protocols."""
-INSTALL_HINT = "python3 -m venv probe && probe/bin/pip install libp2p, then --probe-python probe/bin/python"
-
-
-async def probe_by_py_libp2p(python: str, address: str) -> list[Diagnosis]:
-    """Dial a peer with py-libp2p.
-
-    Its dependencies and hivemind's exclude each other (protobuf below 7, and from 7.35 on), so it runs in a
-    process of its own, by the Python of an environment of its own, which `--probe-python` names.
-    """
-    if not python:
-        return [skipped(PROBE_CHECK, "no Python with py-libp2p is named", f"optional: {INSTALL_HINT}")]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    try:
-        process = await asyncio.create_subprocess_exec(
-            python,
-            str(PROBE_PROGRAM),
-            address,
-            str(WITHIN_S),
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=PIPE,
-            env=environment,
-        )
-    except OSError as error:
-        return [skipped(PROBE_CHECK, f"{python} cannot be started: {error.strerror}", INSTALL_HINT)]
-    try:
-        async with asyncio.timeout(WITHIN_S + LOAD_S):
-            out, err = await process.communicate()
-    except TimeoutError:
-        return [skipped(PROBE_CHECK, f"py-libp2p did not end within {WITHIN_S + LOAD_S:g} s")]
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    try:
-        return [judge_probe(json.loads(out))]
-    except (ValueError, AttributeError, KeyError, TypeError):
-        last = (err.decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
-        return [
-            skipped(PROBE_CHECK, f"py-libp2p does not run with {python}: {clean(last[:200])}", INSTALL_HINT)
-        ]
-
-
-def judge_probe(said: Values) -> Diagnosis:
-    """Judge what the program says. Raises: KeyError, TypeError, AttributeError (it says something else)."""
-    if not said["ok"]:
-        todo = "if our own dial went well, the two implementations do not agree: please report it"
-        return bad(PROBE_CHECK, f"py-libp2p does not get through: {clean(str(said['error']))}", todo)
-    how = f"py-libp2p {clean(said['library'])} gets through by TCP, Noise and yamux"
-    words = f"{how}: ping {said['round_trip_ms']:g} ms, it is {clean(said['agent'])}"
-    if not any(protocol.startswith(OUR_AGENT) for protocol in said["protocols"]):
-        return warning(PROBE_CHECK, f"{words}, which is no p2pdiloco", "check the address")
-    return good(PROBE_CHECK, words)
 
 
 # Checks, each with a bound in time, and all of them together.

@@ -377,8 +377,6 @@ class DoctorSettings(WatchSettings, kw_only=True):
 
     json: bool = False
     timeout_s: float = 240.0
-    probe_python: str = ""
-    """Python of an environment with py-libp2p; empty: no such probe."""
 
 
 class LogToSettings(Frozen, kw_only=True):

@@ -305,39 +305,6 @@ async def test_what_the_link_carries(
     assert found.level.value == wanted and words in found.words
 
 
-# --- py-libp2p -----------------------------------------------------------------------------------
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("says", "wanted", "words"),
-    [
-        ({"ok": True, "protocols": ["p2pdiloco/1/message"]}, "good", "Noise and yamux: ping 2 ms"),
-        ({"ok": True, "protocols": ["/ipfs/ping/1.0.0"]}, "warning", "which is no p2pdiloco"),
-        ({"ok": False, "error": "SwarmException: \x1b[2J"}, "bad", "SwarmException: ·[2J"),
-        ([], "skipped", "does not run"),
-        (None, "skipped", "does not run with"),
-    ],
-)
-async def test_what_another_implementation_says(tmp_path: Path, says: Any, wanted: str, words: str) -> None:
-    more = {"round_trip_ms": 2.0, "agent": "p2pd/0.1", "library": "0.8.1"}
-    text = json.dumps({**says, **more} if isinstance(says, dict) else says)
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexit 1\n" if says is None else f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
-    python.chmod(0o755)
-    (found,) = await doctor.probe_by_py_libp2p(str(python), f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}")
-    assert (found.level.value, words in found.words) == (wanted, True), found
-
-
-@pytest.mark.process
-async def test_a_probe_that_cannot_run_says_why(tmp_path: Path) -> None:
-    for python in ("", str(tmp_path / "none")):
-        (found,) = await doctor.probe_by_py_libp2p(python, "/ip4/127.0.0.1/tcp/9/p2p/x")
-        assert found.level is Level.SKIPPED and "pip install libp2p" in found.todo
-    (found,) = await doctor.probe_by_py_libp2p(sys.executable, "/ip4/127.0.0.1/tcp/9/p2p/x")
-    assert found.level is Level.SKIPPED and "does not run" in found.words
-
-
 # --- the command ---------------------------------------------------------------------------------
 
 

@@ -1,9 +1,9 @@
 """Program that dials a peer with py-libp2p, an implementation of libp2p that shares no code with p2pd.
 
-It is run by path, by a Python that has py-libp2p (docs/topics/doctor.md), so it imports nothing of p2pdiloco.
-It goes the whole way: TCP, Noise, yamux, then the protocols ping and identify, and prints one line of JSON.
+A Python that has py-libp2p runs it (docs/topics/doctor.md), so it imports nothing of p2pdiloco. It goes the
+whole way: TCP, Noise, yamux, then the protocols ping and identify, and prints one line of JSON.
 
-    python probe_program.py /ip4/…/tcp/…/p2p/ID [SECONDS]
+    probe/bin/python scripts/probe_libp2p.py /ip4/…/tcp/…/p2p/ID [SECONDS]
 """
 
 from __future__ import annotations
