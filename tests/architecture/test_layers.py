@@ -131,6 +131,7 @@ THIRD_PARTY = {
     "adapters": {
         "base58",
         "cryptography",
+        "dns",
         "google",
         "hivemind",
         "msgspec",

@@ -7,22 +7,18 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import AsyncMock, Mock
 
 import pytest
 from deadlines import within_s
+from dns.resolver import Resolver
 from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pdiloco.adapters import dns, multiaddrs
-from p2pdiloco.adapters.dials import StrangersDials
 from p2pdiloco.adapters.dns import ips_behind, peers_behind
-from p2pdiloco.adapters.hivemind_net import Meeting
-from p2pdiloco.adapters.multiaddrs import AddressBook
-from p2pdiloco.errors import ConfigError, NobodyReached, UserError
-from p2pdiloco.identity import Identity, verify
+from p2pdiloco.errors import ConfigError, UserError
+from p2pdiloco.identity import Identity
 
 PEER = "12D3KooWLmKkAJsqwL54Lg3nCKQxe3s4mdSukVJaDRbvC4BbTdYN"
 
@@ -124,6 +120,8 @@ def answer(query: bytes, texts: Sequence[str] | None, cut: bool) -> bytes:
     flags = 0x8180 | (0x0200 if cut else 0) | (3 if texts is None else 0)
     records = b""
     kind = int.from_bytes(query[end - 4 : end - 2], "big")
+    if texts and kind != 16:
+        texts = [text for text in texts if (":" in text) == (kind == 28)]
     for text in texts or ():
         pieces = [text.encode()[i : i + 255] for i in range(0, len(text), 255)]
         data = b"".join(bytes((len(piece),)) + piece for piece in pieces)
@@ -182,6 +180,12 @@ def name_server(zone: Mapping[str, Sequence[str]], cut: bool = False) -> Iterato
         udp.close()
 
 
+def asking(server: tuple[str, int]) -> Resolver:
+    made = Resolver(configure=False)
+    made.nameservers, made.port, made.timeout = [server[0]], server[1], 1.0
+    return made
+
+
 @pytest.mark.net
 @pytest.mark.parametrize("cut", [False, True])
 def test_all_peers_behind_a_name_are_found(cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +195,7 @@ def test_all_peers_behind_a_name_are_found(cut: bool, monkeypatch: pytest.Monkey
         "_dnsaddr.bad.example": ["dnsaddr=/ip4/203.0.113.1/tcp/1", "x" * 600],
     }
     with name_server(zone, cut) as server:
-        monkeypatch.setattr(dns, "nameservers", lambda: [server])
+        monkeypatch.setattr(dns, "resolver", lambda: asking(server))
         assert sorted(peers_behind(["/dnsaddr/boot.example"])) == ADDRESSES
         assert peers_behind([f"/dnsaddr/boot.example/p2p/{PEERS[2]}"]) == (ADDRESSES[2],)
         assert peers_behind([ADDRESSES[0], "/dnsaddr/no.example"]) == (ADDRESSES[0],)
@@ -204,11 +208,11 @@ def test_all_peers_behind_a_name_are_found(cut: bool, monkeypatch: pytest.Monkey
 @pytest.mark.net
 def test_addresses_behind_a_host_name_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [f"203.0.113.{n}" for n in range(20)]
-    with name_server({"host.example": ["203.0.113.7"], "many.example": many}) as server:
-        monkeypatch.setattr(dns, "nameservers", lambda: [server])
+    with name_server({"host.example": ["203.0.113.7", "2001:db8::7"], "many.example": many}) as server:
+        monkeypatch.setattr(dns, "resolver", lambda: asking(server))
         until_s = time.monotonic() + within_s(20)
         assert ips_behind("dns4", "host.example", until_s) == ["203.0.113.7"]
-        assert ips_behind("dns", "host.example", until_s) == 2 * ["203.0.113.7"], "asked for both kinds"
+        assert ips_behind("dns", "host.example", until_s) == ["203.0.113.7", "2001:db8::7"]
         assert ips_behind("dns6", "no.example", until_s) == ips_behind("dns4", "a..b", until_s) == []
         assert ips_behind("dns4", "many.example", until_s) == many[: dns.MAX_IPS]
         assert ips_behind("dns4", "host.example", time.monotonic() - 1.0) == [], "in time, or not at all"
@@ -219,7 +223,7 @@ def test_no_name_server_and_no_name_are_sentences(monkeypatch: pytest.MonkeyPatc
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
         nobody.bind(("127.0.0.1", 0))
         server = nobody.getsockname()
-    monkeypatch.setattr(dns, "nameservers", lambda: [server])
+    monkeypatch.setattr(dns, "resolver", lambda: asking(server))
     with pytest.raises(UserError, match="cannot be looked up"):
         peers_behind(["/dnsaddr/boot.example"])
     with pytest.raises(UserError, match="is not a name"):
@@ -232,28 +236,6 @@ def test_no_name_server_and_no_name_are_sentences(monkeypatch: pytest.MonkeyPatc
 
 def test_addresses_are_as_they_were() -> None:
     assert peers_behind(ADDRESSES) == tuple(ADDRESSES)
-
-
-@pytest.mark.parametrize(
-    "noise", [b"", b"\xff" * 40, b"\0\0\0\0\0\1" + bytes(6) + b"\x3f", b"\0\0\x81\x82" + bytes(8)]
-)
-def test_nonsense_and_a_refusal_are_no_answers(noise: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dns, "_answer", lambda *_: noise)
-    with pytest.raises(UserError, match="no sound answer"):
-        peers_behind(["/dnsaddr/boot.example"])
-
-
-@pytest.mark.net
-def test_the_answer_to_another_question_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    with name_server({"_dnsaddr.boot.example": [f"dnsaddr={ADDRESSES[0]}"]}) as server:
-        monkeypatch.setattr(dns, "nameservers", lambda: [server])
-        right = dns._HEADER
-        wrong = SimpleNamespace(
-            pack=lambda number, *rest: right.pack(number ^ 1, *rest), unpack_from=right.unpack_from
-        )
-        monkeypatch.setattr(dns, "_HEADER", wrong)
-        with pytest.raises(UserError, match="no sound answer"):
-            peers_behind(["/dnsaddr/boot.example"])
 
 
 def test_no_more_peers_are_found_than_anybody_dials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,109 +266,3 @@ def test_all_names_together_have_a_bound_in_time(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UserError):
         peers_behind(["/dnsaddr/a.example", "/dnsaddr/b.example"])
     assert now < dns.WALK_S + 1.5 and len(asked) == 10
-
-
-@pytest.mark.net
-def test_an_answer_that_trickles_in_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dns, "TIMEOUT_S", 0.3)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(b"ab")
-        with pytest.raises(TimeoutError):
-            dns._exactly(ours, 3, time.monotonic() + 0.3)
-        theirs.sendall(b"xyz")
-        assert dns._exactly(ours, 3, time.monotonic() + 0.3) == b"xyz"
-    with pytest.raises(TimeoutError, match="no answer in time"):
-        dns._left_s(time.monotonic() - 1.0)
-
-
-def test_nobody_is_asked_any_more_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(dns, "_answer", lambda *question: asked.append(question))
-    with pytest.raises(dns.NotListed, match="cannot be looked up in time"):
-        dns.txt_records("_dnsaddr.boot.example", time.monotonic() - 1.0)
-    assert not asked
-
-
-# The address book is bounded, and who was met stays longer than who was only heard of; whom to reach.
-
-
-def test_the_book_keeps_whom_we_met_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiaddrs, "MAX_PEERS", 3)
-    book = AddressBook()
-    book.met("met", ["m"])
-    book.heard_of("heard", ["h"])
-    book.heard_of("heard", ["h2"])
-    book.met("again", ["a"])
-    assert book.addresses_of("heard") == ["h2"] and book.addresses_of("nobody") == []
-    book.heard_of("too many", ["t"])
-    assert book.addresses_of("too many") == []
-    book.met("fourth", ["f"])
-    assert book.addresses_of("heard") == []
-    assert list(book.latest(2)) == [("again", ["a"]), ("fourth", ["f"])]
-
-
-async def test_peers_that_do_not_answer_yet_are_no_error_to_who_may_be_alone() -> None:
-    peer = Identity.generate().peer_id
-    attachment, records = Mock(connect=AsyncMock(return_value=None)), Mock(join=AsyncMock(return_value=[]))
-    named = [f"/ip4/127.0.0.1/tcp/1/p2p/{peer}"]
-    meeting = Meeting("me", named, [], StrangersDials(named), lambda _: True)
-    with pytest.raises(NobodyReached, match="none of them answers"):
-        await meeting.join_initial(attachment, records)
-    await meeting.join_initial(attachment, records, may_be_alone=True)
-    assert meeting.connected == {peer}, "it is pinged every few seconds from now on"
-
-
-def test_created_once_and_private(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "identity.key"
-    first = Identity.load_or_create(path)
-    again = Identity.load_or_create(path)
-    assert first.peer_id == again.peer_id and first.peer_id.startswith("12D3Koo")
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert list(path.parent.iterdir()) == [path]  # no temporary file stays
-
-
-def test_signature_is_bound_to_peer_and_message() -> None:
-    ours, other = Identity.generate(), Identity.generate()
-    signature = ours.sign(b"message")
-    assert other.verify(ours.peer_id, b"message", signature)
-    assert not other.verify(other.peer_id, b"message", signature)
-    assert not other.verify(ours.peer_id, b"massage", signature)
-    assert not other.verify(ours.peer_id, b"message", signature[:-1])
-    assert not other.verify(ours.peer_id + " ", b"message", signature)  # one name per peer
-
-
-@given(st.text(max_size=100), st.binary(max_size=80))
-def test_malformed_is_false_never_an_exception(peer: str, signature: bytes) -> None:
-    assert not verify(peer, b"message", signature)
-
-
-def test_loose_permissions_are_refused_with_the_cure(tmp_path: Path) -> None:
-    path = tmp_path / "identity.key"
-    Identity.load_or_create(path)
-    path.chmod(0o644)
-    with pytest.raises(UserError, match="0644") as refused:
-        Identity.load_or_create(path)
-    assert f"chmod 600 {path}" in refused.value.hint
-
-
-@pytest.mark.parametrize("damage", ["short", "other key", "empty", "folder"])
-def test_corrupt_file_is_refused_and_kept(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "identity.key"
-    whole = Identity.generate().encoded()
-    if damage == "folder":
-        path.mkdir(mode=0o700)
-    else:
-        broken = {"short": whole[:-1], "other key": whole[:-1] + bytes([whole[-1] ^ 1]), "empty": b""}[damage]
-        path.write_bytes(broken)
-        path.chmod(0o600)
-    with pytest.raises(UserError) as refused:
-        Identity.load_or_create(path)
-    assert str(path) in str(refused.value) and refused.value.hint
-    assert path.exists()
-
-
-def test_a_parent_that_is_a_file_is_a_user_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError):
-        Identity.load_or_create(tmp_path / "file" / "identity.key")
