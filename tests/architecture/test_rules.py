@@ -1,4 +1,4 @@
-"""The page of the core's rules: each names what shows it, all that it names is there, and they become no more."""
+"""The page of the rules of the core: what shows each is there, and they become no more."""
 
 from __future__ import annotations
 
