@@ -38,6 +38,7 @@ from p2pdiloco.core.base import Shared
 from p2pdiloco.core.chain import plan_of
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue
+from p2pdiloco.core.distrust import Cause
 from p2pdiloco.core.pending import signed_by_syncer
 from p2pdiloco.util import BoundedDict
 
@@ -229,7 +230,7 @@ class Auditor:
 
     def _repairs_what_was_right(self, repair: SignedVersion, now: float) -> None:
         header = repair.header
-        self._shared.distrust.add(header.syncer, now)
+        self._shared.distrust.add(header.syncer, Cause.FALSE, now)
         words = f"version {header.number} takes back a version that was right"
         self._shared.out.record("audit", header.fragment, words, peer=header.syncer, number=header.number)
 
@@ -286,7 +287,7 @@ class Auditor:
         """Begin to find out whether it is true, if that is known not yet, and the version is here."""
         subject, heard = accusation.subject, self._shared.accusations
         if self.found_right(subject):
-            self._refute(accusation)
+            self._refute(accusation, now)
             return
         version = self._context.chain.logged(subject.number)
         if version is None or version.header.digest() != subject.version_digest():
@@ -322,12 +323,13 @@ class Auditor:
             self._context.repairs.remade(header.digest())
         self._judge_repair(header.digest(), answer, now)
         if answer.outcome is AuditOutcome.MISSING and answer.withheld and self._works:
-            distrust = self._shared.distrust
-            distrust.withheld(merge.syncer, merge.digest() == self._looks_wrong, now)
+            # Once it may have let go of that; where its version looks wrong, it has something to hide.
+            cause = Cause.FALSE if merge.digest() == self._looks_wrong else Cause.WITHHELD
+            self._shared.distrust.add(merge.syncer, cause, now)
             words = f"{merge.name}: its syncer does not give what it merged"
             self._shared.out.record("audit", header.fragment, words, peer=merge.syncer)
         elif answer.outcome is AuditOutcome.SAME:
-            self._shared.distrust.gave(merge.syncer)
+            self._shared.distrust.forgive(merge.syncer, Cause.WITHHELD, now)
         self._found(merge, answer.outcome, now)
 
     def _found(self, merge: AuditedMerge, outcome: AuditOutcome, now: float) -> None:
@@ -344,7 +346,7 @@ class Auditor:
         if outcome is AuditOutcome.SAME:
             self._right[digest] = True
             for accusation in accused:
-                self._refute(accusation)
+                self._refute(accusation, now)
         elif outcome is AuditOutcome.DIFFERENT:
             self._right[digest] = False
             self._found_false(merge, accused, now)
@@ -360,19 +362,19 @@ class Auditor:
         if self._next and self._next[0].version == merge.version:
             self._next = ()
         for accusation in accused:
-            shared.accusations.settled(accusation)
+            shared.accusations.settled(accusation, now)
         subject = merge.subject()
         ours = Accusation(subject, shared.me, shared.sign("accusation", subject))
         if merge.syncer == shared.me:
             shared.out.put(CastOut(ours.words(), cause_of(ours)))
         else:
-            shared.distrust.add(merge.syncer, now)
+            shared.distrust.add(merge.syncer, Cause.FALSE, now)
             shared.excluded.found(ours)
 
-    def _refute(self, accusation: Accusation) -> None:
+    def _refute(self, accusation: Accusation, now: float) -> None:
         """Say before all others that an accusation is false, which excludes its author here."""
         shared = self._shared
-        shared.accusations.settled(accusation)
+        shared.accusations.settled(accusation, now)
         shared.excluded.found(Refutation(accusation, shared.me, shared.sign("refutation", accusation)))
 
 

@@ -27,7 +27,7 @@ from kit import (
     vote,
 )
 from refusal_rows import ELSEWHERE, GROUP, LEAF, PAYLOAD, Below, Effects, too_many, unsound, verdicts
-from scenes import FORGED_STATEMENTS, expels, left_out, shown_a_lie, syncer
+from scenes import FORGED_STATEMENTS, left_out, shown_a_lie
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
@@ -43,6 +43,7 @@ from p2pdiloco.core.api.reasons import (
 )
 from p2pdiloco.core.api.types import Certificate, Contributor, Finality, Head, Milestone, Stamp, Vote
 from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.distrust import Cause
 
 PEERS = ("p1", "p2", "p3", "p4")
 
@@ -164,7 +165,9 @@ def test_what_is_done_when_a_holder_does_not_deliver(failure: FetchFailure) -> N
     effects = solo.answer(PULLS, ev.FetchFailed(failure, "in a word"))
     assert reasons(effects, "catchup") == ["not delivered: in a word"]
     at_once = found(effects, ev.FetchUpdate)
-    assert [pull.peer == holder for pull in at_once] == [False] * (not failure.innocent), "a liar costs no pause"
+    assert [pull.peer == holder for pull in at_once] == [False] * (not failure.innocent), (
+        "a liar costs no pause"
+    )
     forgotten = failure in (FetchFailure.UNREACHABLE, FetchFailure.NOT_READY)
     assert (holder not in solo.fragment.follower.heads.holders(head.digest)) == forgotten
     effects += solo.wait(1.0, silent=("p1",))
@@ -344,8 +347,7 @@ VOTES: dict[VoteRefusal, Callable[[], Effects]] = {
     ),
     VoteRefusal.COUNTED_ON: lambda: after(lambda solo: solo.elect("p2"), 2),
     VoteRefusal.NOT_PROVEN: ahead_by_its_own_word,
-    VoteRefusal.DISTRUSTED: lambda: after(lambda s: s.core.shared.distrust.add("p1", s.now), 1),
-    VoteRefusal.EXPELLED: lambda: asked(expels(syncer(PEERS, loss_audits=0.5), "p1"), 2),
+    VoteRefusal.DISTRUSTED: lambda: after(lambda s: s.core.shared.distrust.add("p1", Cause.FALSE, s.now), 1),
     VoteRefusal.OUT_OF_TURN: made_nothing_of_it,
 }
 

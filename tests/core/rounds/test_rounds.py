@@ -16,8 +16,9 @@ from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import PartialHeader, SignedPartial
 from p2pdiloco.core.base import ANSWER_SHARE
+from p2pdiloco.core.distrust import Cause
 from p2pdiloco.core.inbox import GroupInbox
-from p2pdiloco.core.round import IN_VAIN, Job, RoundState
+from p2pdiloco.core.round import Job, RoundState
 
 
 def test_quorum_of_k_starts_closing() -> None:
@@ -715,8 +716,8 @@ def test_who_has_worked_and_answers_no_call_is_waited_for_three_times() -> None:
         called.append(bool(sent(effects, msg.Closing, to="p2")))
         solo.merged(found(effects, ev.Merge)[0])
     first, again = called[:5], called[6:]
-    assert first == [True] * IN_VAIN + [False] * 2
-    assert again == [True] * IN_VAIN + [False], "it came once again"
+    assert first == [True] * Cause.ABSENT.value[0] + [False] * 2
+    assert again == [True] * Cause.ABSENT.value[0] + [False], "it came once again"
 
 
 def test_a_learner_is_patient_for_as_long_as_a_round_may_be_open() -> None:
