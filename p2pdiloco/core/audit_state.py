@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from p2pdiloco.core.api.evidence import Accusation
 from p2pdiloco.core.api.reasons import LossFinding
-from p2pdiloco.core.distrust import Cause, Distrust
+from p2pdiloco.core.distrust import Cause, Distrust, backoff_s
 from p2pdiloco.util import BoundedDict
 
 MAX_WAITING = 8
@@ -63,14 +63,13 @@ class Accusations:
         self._expire(now)
         return [each for each, _ in self._waiting.values() if each.subject.fragment == fragment]
 
-    def settled(self, accusation: Accusation, now: float) -> None:
+    def settled(self, accusation: Accusation) -> None:
         """Let go of an accusation: the merge was made again."""
         self._waiting.pop(accusation.accuser, None)
-        self._distrust.forgive(accusation.accuser, Cause.ACCUSED_IN_VAIN, now)
 
     def vain(self, accusation: Accusation, now: float) -> None:
         """Let go of an accusation of which nothing follows."""
-        self._waiting.pop(accusation.accuser, None)
+        self.settled(accusation)
         self._distrust.add(accusation.accuser, Cause.ACCUSED_IN_VAIN, now)
 
     def _expire(self, now: float) -> None:
@@ -100,8 +99,7 @@ class Audits:
 PAYLOADS = 2
 """Payloads that a version is for a learner: its contribution and the update."""
 FAILED_REST_S = 30.0
-"""Rest after an audit that came to nothing; twice as long after each further one in a row."""
-MAX_FAILED = 7
+"""Rest after an audit that came to nothing, and after the first of several in a row (`backoff_s`)."""
 
 
 class LossAudits:
@@ -150,8 +148,8 @@ class LossAudits:
         self._under_way = False
         ratio = ratio_of(theirs, ours)
         if not ours:
-            self._failed = min(MAX_FAILED, self._failed + 1)
-            self._rested_s = now + FAILED_REST_S * 2 ** (self._failed - 1)
+            self._failed += 1
+            self._rested_s = now + backoff_s(FAILED_REST_S, self._failed)
             return None
         self._failed = 0
         self._rested_s = now + took_s * max(0.0, 1.0 / self._share - 1.0)

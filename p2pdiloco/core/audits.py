@@ -287,7 +287,7 @@ class Auditor:
         """Begin to find out whether it is true, if that is known not yet, and the version is here."""
         subject, heard = accusation.subject, self._shared.accusations
         if self.found_right(subject):
-            self._refute(accusation, now)
+            self._refute(accusation)
             return
         version = self._context.chain.logged(subject.number)
         if version is None or version.header.digest() != subject.version_digest():
@@ -346,7 +346,7 @@ class Auditor:
         if outcome is AuditOutcome.SAME:
             self._right[digest] = True
             for accusation in accused:
-                self._refute(accusation, now)
+                self._refute(accusation)
         elif outcome is AuditOutcome.DIFFERENT:
             self._right[digest] = False
             self._found_false(merge, accused, now)
@@ -362,7 +362,7 @@ class Auditor:
         if self._next and self._next[0].version == merge.version:
             self._next = ()
         for accusation in accused:
-            shared.accusations.settled(accusation, now)
+            shared.accusations.settled(accusation)
         subject = merge.subject()
         ours = Accusation(subject, shared.me, shared.sign("accusation", subject))
         if merge.syncer == shared.me:
@@ -371,10 +371,10 @@ class Auditor:
             shared.distrust.add(merge.syncer, Cause.FALSE, now)
             shared.excluded.found(ours)
 
-    def _refute(self, accusation: Accusation, now: float) -> None:
+    def _refute(self, accusation: Accusation) -> None:
         """Say before all others that an accusation is false, which excludes its author here."""
         shared = self._shared
-        shared.accusations.settled(accusation, now)
+        shared.accusations.settled(accusation)
         shared.excluded.found(Refutation(accusation, shared.me, shared.sign("refutation", accusation)))
 
 

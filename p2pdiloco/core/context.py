@@ -402,7 +402,7 @@ class FalseStates:
         shared, header, subject = self._shared, version.header, FalseState(short_of(version))
         self._found[header.digest()] = header.syncer, header.number
         for accusation in shared.accusations.of(subject.digest()):
-            shared.accusations.settled(accusation, now)
+            shared.accusations.settled(accusation)
         shared.distrust.add(header.syncer, Cause.FALSE, now)
         shared.excluded.found(Accusation(subject, shared.me, shared.sign("accusation", subject)))
 

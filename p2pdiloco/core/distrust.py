@@ -170,41 +170,46 @@ class Cause(Enum):
     """Nothing came of an accusation of the peer's."""
     ABSENT = 3, math.inf
     """A round called the peer, and waited for it in vain."""
+    GAVE_NOTHING = 1, 2.0
+    """The peer did not give what it names as its head, or gave something false."""
 
 
 OF_OFFICE = Cause.FALSE, Cause.WITHHELD, Cause.LEFT_OUT, Cause.USELESS
 """Causes for which a peer is counted on in no office, and gets no vote of ours."""
 MAX_NOTED = 512
+NEVER_NOTED = 0, -math.inf
 
 
 class Distrust:
-    """Ledger of one node: how often each peer gave it a cause, and until when it is distrusted for that."""
+    """Ledger of one node: how often each peer gave it a cause, and until when it is distrusted for that.
+
+    A follower has one of its own, for the holders of its fragment.
+    """
 
     def __init__(self) -> None:
         # A table for each cause: what costs a peer nothing pushes nobody out who did worse.
-        self.noted: dict[Cause, BoundedDict[str, tuple[int, float]]] = {
-            cause: BoundedDict(MAX_NOTED) for cause in Cause
-        }
+        self.noted = {cause: BoundedDict[str, tuple[int, float]](MAX_NOTED) for cause in Cause}
         """Peers that gave each cause: how often since they were forgiven, and when distrust ends."""
 
-    def add(self, peer: str, cause: Cause, now: float) -> bool:
-        """Note that it happened once more. Tell whether the peer is distrusted for it."""
+    def add(self, peer: str, cause: Cause, now: float, least_s: float = 0.0) -> bool:
+        """Note that it happened once more. Tell whether that is often enough. `least_s`: of the pause."""
         most, pause_s = cause.value
-        times = self._note(peer, cause)[0] + 1
-        self.noted[cause][peer] = times, now + backoff_s(pause_s, times - most + 1)
+        times = self.noted[cause].get(peer, NEVER_NOTED)[0] + 1
+        self.noted[cause][peer] = times, now + max(least_s, backoff_s(pause_s, times - most + 1))
         return times >= most
 
-    def forgive(self, peer: str, cause: Cause, now: float) -> None:
-        """Count anew, since it did not happen this time. A pause that has an end goes on until then."""
-        if not now < self._note(peer, cause)[1] < math.inf:
-            self.noted[cause].pop(peer, None)
+    def until_s(self, peer: str, cause: Cause) -> float:
+        """Find when distrust of that peer for that cause ends, or ended."""
+        return self.noted[cause].get(peer, NEVER_NOTED)[1]
 
     def has(self, peer: str, now: float, *causes: Cause) -> bool:
         """Tell whether that peer is distrusted now for any of these causes."""
-        return any(now < self._note(peer, cause)[1] for cause in causes)
+        return any(now < self.until_s(peer, cause) for cause in causes)
 
-    def _note(self, peer: str, cause: Cause) -> tuple[int, float]:
-        return self.noted[cause].get(peer, (0, 0.0))
+    def forgive(self, peer: str, cause: Cause, now: float) -> None:
+        """Count anew, since it did not happen this time. A pause that has an end goes on until then."""
+        if not now < self.until_s(peer, cause) < math.inf:
+            self.noted[cause].pop(peer, None)
 
 
 def backoff_s(first_s: float, attempt: int) -> float:

@@ -102,7 +102,7 @@ def test_after_audits_that_come_to_nothing_it_rests_ever_longer() -> None:
     for count in range(20):
         audits.begin()
         audits.end("p1", (), (), False, 0.0, now=0.0)
-        rest_s = FAILED_REST_S * 2 ** min(count, audit_state.MAX_FAILED - 1)
+        rest_s = FAILED_REST_S * min(2**count, 16)
         assert not audits.drawn(rest_s - 0.1) and audits.drawn(rest_s)
     audits.end("p1", (1.0,), (1.0,), False, 0.0, now=0.0)
     audits.end("p1", (), (), False, 0.0, now=0.0)
