@@ -34,7 +34,7 @@ from p2pdiloco.core.base import Shared, earliest
 from p2pdiloco.core.chain import numbers_can_be, plan_after, version_fault
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue, commit_effect
-from p2pdiloco.core.distrust import Cause, Distrust, backoff_s
+from p2pdiloco.core.distrust import NEVER_NOTED, Cause, Distrust, backoff_s
 from p2pdiloco.core.fork_choice import ForkChoice
 from p2pdiloco.core.pending import unsigned
 from p2pdiloco.core.voting import holds_office
@@ -297,9 +297,9 @@ class Follower:
 
     def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
         forked = fault.forked and not self._unproven
-        if forked:
-            self._unless_supported(peer, now)
         if fault.innocent:
+            if forked:
+                self._unless_supported(peer, now)
             self._done(now, ok=False)
         else:
             # Fewer may be here than were where it was elected.
@@ -426,8 +426,11 @@ class Follower:
 
 WASTED_TIMES = 4
 WASTED_S = 120.0
-"""Least pause is so many times as long as a holder let us wait for nothing, from its second failure in a row
-on, and at most this; after something false it is this."""
+"""Least pause is so many times as long as a holder let us wait for nothing, and at most this; after something
+false it is this."""
+FORGIVEN = 3
+"""First failures in a row of a holder that make no such pause: payloads may be damaged, and it alone may have
+its version."""
 
 
 class Doubts:
@@ -449,7 +452,8 @@ class Doubts:
     def add(self, peer: str, retry_s: float, now: float, waited_s: float = 0.0) -> None:
         """Count a failure of the holder. `waited_s`: how long we waited for it; after something false, for
         ever."""
-        least_s = min(WASTED_TIMES * waited_s, WASTED_S) if peer in self else 0.0
+        forgiven = self._failed.get(peer, NEVER_NOTED)[0] < FORGIVEN
+        least_s = 0.0 if forgiven else min(WASTED_TIMES * waited_s, WASTED_S)
         self._distrust.add(peer, Cause.GAVE_NOTHING, now, least_s)
         self._again_s = now + backoff_s(retry_s, len(self._failed))
 

@@ -13,7 +13,7 @@ from p2pdiloco.core.api.reasons import Basis, FetchFailure
 from p2pdiloco.core.api.types import Head, Vouch
 from p2pdiloco.core.api.versions import MemberList, SignedVersion
 from p2pdiloco.core.distrust import Cause
-from p2pdiloco.core.follower import WASTED_S, WASTED_TIMES, Doubts
+from p2pdiloco.core.follower import FORGIVEN, WASTED_S, WASTED_TIMES, Doubts
 from p2pdiloco.core.fork_choice import APART_S, Grounds
 
 HONEST, LIARS = ("a", "b", "c"), ("l1", "l2", "l3")
@@ -361,9 +361,10 @@ def test_who_goes_on_failing_is_asked_ever_more_rarely() -> None:
 
 
 def test_who_let_us_wait_for_nothing_waits_in_turn() -> None:
-    assert failing(1, waited_s=15.0)[1] == FIRST_S
-    assert failing(2, waited_s=15.0)[1] == FIRST_S + WASTED_TIMES * 15.0
-    assert failing(2, waited_s=math.inf)[1] == FIRST_S + WASTED_S, "but not for ever, whatever it gave"
+    patient_s = failing(FORGIVEN)[1]
+    assert failing(FORGIVEN, waited_s=15.0)[1] == patient_s < 20.0
+    assert failing(FORGIVEN + 1, waited_s=15.0)[1] == patient_s + WASTED_TIMES * 15.0
+    assert failing(FORGIVEN + 1, waited_s=math.inf)[1] == patient_s + WASTED_S, "whatever it gave"
 
 
 def test_many_that_fail_are_not_asked_one_after_the_other() -> None:
