@@ -38,6 +38,7 @@ from p2pdiloco.core.base import Shared
 from p2pdiloco.core.chain import plan_of
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue
+from p2pdiloco.core.distrust import Cause
 from p2pdiloco.core.pending import signed_by_syncer
 from p2pdiloco.util import BoundedDict
 
@@ -229,7 +230,7 @@ class Auditor:
 
     def _repairs_what_was_right(self, repair: SignedVersion, now: float) -> None:
         header = repair.header
-        self._shared.distrust.add(header.syncer, now)
+        self._shared.distrust.add(header.syncer, Cause.FALSE, now)
         words = f"version {header.number} takes back a version that was right"
         self._shared.out.record("audit", header.fragment, words, peer=header.syncer, number=header.number)
 
@@ -322,12 +323,13 @@ class Auditor:
             self._context.repairs.remade(header.digest())
         self._judge_repair(header.digest(), answer, now)
         if answer.outcome is AuditOutcome.MISSING and answer.withheld and self._works:
-            distrust = self._shared.distrust
-            distrust.withheld(merge.syncer, merge.digest() == self._looks_wrong, now)
+            # Once it may have let go of that; where its version looks wrong, it has something to hide.
+            cause = Cause.FALSE if merge.digest() == self._looks_wrong else Cause.WITHHELD
+            self._shared.distrust.add(merge.syncer, cause, now)
             words = f"{merge.name}: its syncer does not give what it merged"
             self._shared.out.record("audit", header.fragment, words, peer=merge.syncer)
         elif answer.outcome is AuditOutcome.SAME:
-            self._shared.distrust.gave(merge.syncer)
+            self._shared.distrust.forgive(merge.syncer, Cause.WITHHELD, now)
         self._found(merge, answer.outcome, now)
 
     def _found(self, merge: AuditedMerge, outcome: AuditOutcome, now: float) -> None:
@@ -366,7 +368,7 @@ class Auditor:
         if merge.syncer == shared.me:
             shared.out.put(CastOut(ours.words(), cause_of(ours)))
         else:
-            shared.distrust.add(merge.syncer, now)
+            shared.distrust.add(merge.syncer, Cause.FALSE, now)
             shared.excluded.found(ours)
 
     def _refute(self, accusation: Accusation) -> None:

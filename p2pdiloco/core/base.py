@@ -23,8 +23,9 @@ from p2pdiloco.core.api.papers import Word
 from p2pdiloco.core.api.reasons import Basis
 from p2pdiloco.core.api.types import Crypto, Reach, Vouch, Wire, signed_bytes
 from p2pdiloco.core.api.versions import MemberList
-from p2pdiloco.core.audit_state import Accusations, Audits, Distrust, Excluded, LossAudits
+from p2pdiloco.core.audit_state import Accusations, Audits, LossAudits
 from p2pdiloco.core.capacity import OwnUplink, VoteDisk
+from p2pdiloco.core.distrust import Cause, Distrust, Excluded
 from p2pdiloco.core.members import Claims, Derived, Health, OwnLearner, View
 from p2pdiloco.core.roster import Papers, Roster
 from p2pdiloco.errors import invariant
@@ -98,13 +99,12 @@ class Shared:
         """Members that are listed, as far as we know."""
         self.claims = Claims(config.fragments)
         self.audits = Audits()
-        self.accusations = Accusations()
-        """Accusations of others that wait for an audit of ours."""
         self.distrust = Distrust()
-        """Members that are counted on in no office: a merge of theirs was false."""
+        """Peers that disappointed us."""
+        self.accusations = Accusations(self.distrust)
+        """Accusations of others that wait for an audit of ours."""
         drawing = random.Random(rng.random() if config.loss_audits else 0)
-        self.loss_audits = LossAudits(config.loss_audits, drawing)
-        """Loss audits, and whom they have expelled."""
+        self.loss_audits = LossAudits(config.loss_audits, drawing, self.distrust)
         self._rosters: list[Roster] = []
         """One for each fragment."""
         self._answer_times: dict[int, AnswerTime] = {}
@@ -212,8 +212,8 @@ class Shared:
     def expected_learners(self, now: float) -> list[str]:
         """List the live learners that a round waits for, oneself included."""
         others = self.view.live_learners(now)
-        if self.loss_audits.expels:
-            others = [peer for peer in others if peer not in self.loss_audits]
+        if expelled := self.distrust.noted[Cause.USELESS]:
+            others = [peer for peer in others if peer not in expelled]
         return self.derived.of("learners", self.with_me, others) if self.learning else others
 
     def training(self, now: float) -> tuple[int, int]:
@@ -434,11 +434,6 @@ def grace_cap_s(cap_s: float, level: int) -> float:
     """Compute the cap of the windows on that level: peers that are called there first have a window of their
     own."""
     return cap_s * (level + 1)
-
-
-def backoff_s(first_s: float, attempt: int) -> float:
-    """Compute the pause before attempt 1, 2, …: doubles, at most 16 times the first."""
-    return first_s * min(16, 1 << min(attempt - 1, 4)) if attempt > 0 else 0.0
 
 
 def earliest(times: Iterable[float | None]) -> float | None:

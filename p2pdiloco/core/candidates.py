@@ -15,6 +15,7 @@ from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.api.types import WHOLE_RUN, Certificate
 from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.context import LEAVES_TO_OTHERS, Electorate, Fitness, FragmentContext
+from p2pdiloco.core.distrust import OF_OFFICE
 from p2pdiloco.util import BoundedDict
 
 MAX_DOUBLED = 3
@@ -213,11 +214,10 @@ class Trust:
     def _found(self, syncer: str, now: float) -> str:
         """Say what audits of ours have found against it. Without a vote we cannot find out whether others
         count on it all the same: it is to have our work."""
-        if not self._electorate.decides(self._shared.me, now):
-            return ""
-        if self._shared.distrust.has(syncer, now):
-            return "a merge of the syncer's was false, or it left our work out"
-        return "the syncer's work does harm, or nothing" if syncer in self._shared.loss_audits else ""
+        found = self._electorate.decides(self._shared.me, now) and self._shared.distrust.has(
+            syncer, now, *OF_OFFICE
+        )
+        return "the syncer is distrusted" if found else ""
 
     def _seen(self, certificate: Certificate, now: float, candidate: str) -> str:
         """Say what else speaks against it, which others may see, too."""

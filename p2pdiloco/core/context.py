@@ -20,6 +20,7 @@ from p2pdiloco.core.api.types import Certificate, Contributor, Reach
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader, parse_group
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.chain import Chain, plan_of
+from p2pdiloco.core.distrust import Cause
 from p2pdiloco.core.roster import Roster
 from p2pdiloco.errors import invariant
 from p2pdiloco.util import BoundedDict
@@ -402,7 +403,7 @@ class FalseStates:
         self._found[header.digest()] = header.syncer, header.number
         for accusation in shared.accusations.of(subject.digest()):
             shared.accusations.settled(accusation)
-        shared.distrust.add(header.syncer, now)
+        shared.distrust.add(header.syncer, Cause.FALSE, now)
         shared.excluded.found(Accusation(subject, shared.me, shared.sign("accusation", subject)))
 
 

@@ -34,6 +34,7 @@ from p2pdiloco.core.api.versions import SignedVersion, level_sizes
 from p2pdiloco.core.base import Shared, answer_bound_s, patience_s
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.context import FragmentContext, Tenure
+from p2pdiloco.core.distrust import Cause
 from p2pdiloco.core.pending import (
     Again,
     KeptContributions,
@@ -344,6 +345,7 @@ class ContributionQueue:
 
     def _merged(self, pending: Pending, number: int, now: float) -> None:
         """Record a contribution that is in our chain now, and keep it until that is beyond doubt."""
+        self._shared.distrust.forgive(pending.peer, Cause.LEFT_OUT, now)
         if pending.offered_s:
             self._patience.merged(now - pending.offered_s)
         for stamp in set(pending.contains).intersection(self._retired):
@@ -391,8 +393,6 @@ class ContributionQueue:
         self.base_number, self.base_digest = number, digest
 
 
-MOST_MISSES = 3
-"""Times in a row that a syncer may say that it has a contribution, and make a version without it."""
 MOST_AHEAD = 4
 """Versions that a syncer can be ahead of us where we take in its versions one by one. It may say that it is
 further, so that none counts as made since."""
@@ -426,7 +426,6 @@ class Withheld:
         self._of = NEVER, ""
         self._from: int | None = None
         """First version that is to have it; None: missed or refused since, or never said to be."""
-        self._misses = 0
         self._elsewhere: tuple[str, int, float] | None = None
         """Syncer that said that its chain is another, than which version of ours, and since when."""
 
@@ -434,7 +433,7 @@ class Withheld:
         """Take in that its syncer, who has that head, has a contribution. What it said before still binds it:
         else who is asked again and again, as rounds last longer than our patience, never misses any."""
         if self._of != (pending.stamp, pending.peer):
-            self._of, self._misses, self._from = (pending.stamp, pending.peer), 0, None
+            self._of, self._from = (pending.stamp, pending.peer), None
         if self._from is not None:
             return
         ours = self._context.chain.head.number
@@ -449,9 +448,9 @@ class Withheld:
             return False
         if not held or header.syncer != pending.peer:
             return False
-        self._misses, self._from = self._misses + 1, None
-        if self._misses >= MOST_MISSES and pending.peer == office.syncer:
-            self._context.shared.distrust.add(pending.peer, now)
+        self._from = None
+        distrusted = self._context.shared.distrust.add(pending.peer, Cause.LEFT_OUT, now)
+        if distrusted and pending.peer == office.syncer:
             office.suspect(Suspicion.LEFT_OUT)
         return True
 

@@ -26,10 +26,11 @@ from p2pdiloco.core.api.versions import (
     Plan,
     SignedPartial,
 )
-from p2pdiloco.core.base import Shared, backoff_s
+from p2pdiloco.core.base import Shared
 from p2pdiloco.core.candidates import ranking
 from p2pdiloco.core.chain import limits_after, rightly_stated
 from p2pdiloco.core.context import Electorate, FragmentContext, Tenure
+from p2pdiloco.core.distrust import backoff_s
 from p2pdiloco.core.members import Derived
 from p2pdiloco.core.pending import SendState, Underway
 from p2pdiloco.core.publisher import Hierarchy, Job, MergedParts

@@ -13,9 +13,9 @@ from p2pdiloco.core.api.events import Effect, Send
 from p2pdiloco.core.api.messages import Elected, OfficeQuery, VoteGranted, VoteRefused, VoteRequest
 from p2pdiloco.core.api.reasons import MessageFault, Suspicion, VoteRefusal
 from p2pdiloco.core.api.types import WHOLE_RUN, Certificate, Vote
-from p2pdiloco.core.base import backoff_s
 from p2pdiloco.core.candidates import Candidates, Trust
 from p2pdiloco.core.context import Electorate, FragmentContext
+from p2pdiloco.core.distrust import backoff_s
 from p2pdiloco.core.voting import Binding, Candidacy, Terms, VoteJudge, Voter, why_not_certified, why_not_for
 from p2pdiloco.util import BoundedDict, Machine, direct_members
 

@@ -6,6 +6,7 @@ Rules: docs/protocol/belief.md, sections 3 and 8; docs/protocol/proofs.md, secti
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from functools import partial
@@ -29,14 +30,15 @@ from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Stamp, Ticket, Watermark, table_digest
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.core.audits import Auditor
-from p2pdiloco.core.base import Shared, backoff_s, earliest
+from p2pdiloco.core.base import Shared, earliest
 from p2pdiloco.core.chain import numbers_can_be, plan_after, version_fault
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions import ContributionQueue, commit_effect
+from p2pdiloco.core.distrust import NEVER_NOTED, Cause, Distrust, backoff_s
 from p2pdiloco.core.fork_choice import ForkChoice
 from p2pdiloco.core.pending import unsigned
 from p2pdiloco.core.voting import holds_office
-from p2pdiloco.util import BoundedDict, Machine, direct_members
+from p2pdiloco.util import Machine, direct_members
 
 
 @direct_members
@@ -185,7 +187,7 @@ class Follower:
         target = self.heads.wanted.get(peer)
         if target is None or self.heads.may_copy(target, peer, now):
             return
-        self._doubts.add(peer, False, self._shared.timing.retry_s, now)
+        self._doubts.add(peer, self._shared.timing.retry_s, now)
         self._shared.out.record(
             "catchup", self._fragment, f"left alone: {VersionFault.UNSUPPORTED}", peer=peer
         )
@@ -223,11 +225,8 @@ class Follower:
         """Count the failure of a holder, which is left alone for a while. The next one is asked after a short
         pause, or without one if it was that one's own fault."""
         retry_s = self._shared.timing.retry_s
-        self._doubts.add(peer, fault, retry_s, now, now - self._asked_s)
-        attempts = self._attempts
+        self._doubts.add(peer, retry_s, now, math.inf if fault else now - self._asked_s)
         self._done(now, ok=False)
-        if fault:
-            self._attempts = attempts
         self._retry_at_s = now if fault else now + retry_s
 
     def _done(self, now: float, ok: bool) -> None:
@@ -254,7 +253,6 @@ class Follower:
         self._shared.out.record("catchup", self._fragment, words, peer=peer)
         if failure is FetchFailure.GONE:
             self._need_state = True
-            self._unless_supported(peer, now)
         if failure in (FetchFailure.UNREACHABLE, FetchFailure.NOT_READY):
             self.heads.cannot_give(peer)
         self._disappointed(peer, not failure.innocent, now)
@@ -299,9 +297,9 @@ class Follower:
 
     def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
         forked = fault.forked and not self._unproven
-        if forked:
-            self._unless_supported(peer, now)
         if fault.innocent:
+            if forked:
+                self._unless_supported(peer, now)
             self._done(now, ok=False)
         else:
             # Fewer may be here than were where it was elected.
@@ -426,79 +424,61 @@ class Follower:
         self._on_moved(now)
 
 
-DISTRUST_S = 30.0
-"""First pause after something false (a wrong digest, a wrong signature, garbage); at most 16 times this."""
-BUSY_S = 32.0
-"""Longest pause after what an honest holder may answer, too: busy, a cut stream, nothing at all. It doubles
-up to this with every failure in a row: who boasts of a head and is always busy is asked ever more rarely."""
 WASTED_TIMES = 4
 WASTED_S = 120.0
-"""Least pause is so many times as long as a holder let us wait for nothing, from its second failure in a row
-on, and at most this."""
-LONELY_S = 3.0
-"""First pause of a holder that alone has its version: a payload may be damaged once."""
-LONELY_TIMES = 3
-MAX_DOUBTED = 512
-NOW_S = -1e18
+"""Least pause is so many times as long as a holder let us wait for nothing, and at most this; after something
+false it is this."""
+FORGIVEN = 3
+"""First failures in a row of a holder that make no such pause: payloads may be damaged, and it alone may have
+its version."""
 
 
 class Doubts:
     """Doubts about the holders of one fragment that did not deliver: left alone for a while, longer every
     time.
 
-    Bounded; the longest known doubt is forgotten first. Without them one member that boasts of a heavy head,
-    and cannot or will not give it, would keep all others from the heads that they could have had.
+    Without them one member that boasts of a heavy head, and cannot or will not give it, would keep all others
+    from the heads that they could have had.
 
     Rules: docs/protocol/belief.md, section 8.
     """
 
     def __init__(self) -> None:
-        self._until: BoundedDict[str, tuple[int, int, float, float]] = BoundedDict(MAX_DOUBTED)
-        """Holders that failed last time: (failures in a row, those by their own fault, left alone until, left
-        alone until if nobody else has it)."""
-        self._in_a_row = 0
-        self.again_s = NOW_S
+        self._distrust = Distrust()
+        self._failed = self._distrust.noted[Cause.GAVE_NOTHING]
+        self._again_s = -math.inf
         """Time before which nobody is asked who failed last time, whoever that is."""
 
-    def add(self, peer: str, fault: bool, retry_s: float, now: float, waited_s: float = 0.0) -> None:
-        """Count a failure of the holder, by its own fault or not. `waited_s`: how long we waited for it."""
-        failures, faults, *_ = self._until.get(peer, (0, 0))
-        count, faults = failures + 1, faults + fault
-        self._in_a_row += 1
-        self.again_s = now + backoff_s(retry_s, self._in_a_row)
-        pause_s = backoff_s(DISTRUST_S, faults) if fault else min(BUSY_S, retry_s * 2.0 ** min(count - 1, 16))
-        if count > 1:
-            pause_s = max(pause_s, min(WASTED_TIMES * waited_s, WASTED_S))
-        lonely_s = backoff_s(LONELY_S, count) if count <= LONELY_TIMES else pause_s
-        self._until[peer] = (count, faults, now + pause_s, now + min(pause_s, lonely_s))
+    def add(self, peer: str, retry_s: float, now: float, waited_s: float = 0.0) -> None:
+        """Count a failure of the holder. `waited_s`: how long we waited for it; after something false, for
+        ever."""
+        forgiven = self._failed.get(peer, NEVER_NOTED)[0] < FORGIVEN
+        least_s = 0.0 if forgiven else min(WASTED_TIMES * waited_s, WASTED_S)
+        self._distrust.add(peer, Cause.GAVE_NOTHING, now, least_s)
+        self._again_s = now + backoff_s(retry_s, len(self._failed))
 
     def __contains__(self, peer: str) -> bool:
         """Tell whether the holder failed last time."""
-        return peer in self._until
+        return peer in self._failed
 
     def drop(self, peer: str) -> None:
         """Forget the doubt: the holder delivered."""
-        self._until.pop(peer, None)
-        self._in_a_row, self.again_s = 0, NOW_S
+        self._failed.pop(peer, None)
 
     def open(self, peers: Iterable[str], now: float) -> set[str]:
         """Choose whom of these to ask now: those that did not fail last time, or else those that were left
-        alone for long enough, or for so long as is enough if nobody else has it. So nobody's boast comes
-        before what others do have."""
+        alone for long enough. So nobody's boast comes before what others do have."""
         peers = list(peers)
-        clean = {peer for peer in peers if peer not in self._until}
-        if clean or now < self.again_s:
-            return clean
-        found = {peer: self._until[peer] for peer in peers}
-        trusted = {peer for peer, (*_, until_s, _) in found.items() if until_s <= now}
-        return trusted or {peer for peer, (*_, lonely_s) in found.items() if lonely_s <= now}
+        clean = {peer for peer in peers if peer not in self}
+        return clean or {peer for peer in peers if self._from_s(peer) <= now}
 
     def first_s(self, peers: Iterable[str]) -> float | None:
-        """Find when the first of these may be asked if nobody else can be; None: there are none."""
-        return min(
-            (max(self._until[peer][-1], self.again_s) if peer in self._until else NOW_S for peer in peers),
-            default=None,
-        )
+        """Find when the first of these may be asked; None: there are none."""
+        return min(map(self._from_s, peers), default=None)
+
+    def _from_s(self, peer: str) -> float:
+        until_s = self._distrust.until_s(peer, Cause.GAVE_NOTHING)
+        return max(until_s, self._again_s) if peer in self else until_s
 
 
 def why_no_state(

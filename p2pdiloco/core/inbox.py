@@ -40,6 +40,7 @@ from p2pdiloco.core.chain import (
     stamp_follows,
 )
 from p2pdiloco.core.context import Electorate, FragmentContext, Tenure
+from p2pdiloco.core.distrust import Cause
 from p2pdiloco.core.members import Derived
 from p2pdiloco.core.pending import signed_by_learners, signed_by_syncer
 from p2pdiloco.util import BoundedDict
@@ -228,7 +229,7 @@ class LearnerInbox(Inbox):
         config, chain, header = self._shared.config, self._chain, signed.header
         if header.learner != sender:
             return Verdict.FALSE_LEARNER
-        if sender in self._shared.loss_audits:
+        if self._shared.distrust.has(sender, now, Cause.USELESS):
             return Verdict.EXPELLED
         if self._context.grouped and not self._context.leaf.electorate.admits(sender, now):
             return Verdict.OTHER_GROUP

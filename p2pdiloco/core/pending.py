@@ -36,8 +36,9 @@ from p2pdiloco.core.api.types import (
     Ticket,
 )
 from p2pdiloco.core.api.versions import PartOfTree
-from p2pdiloco.core.base import Shared, backoff_s
+from p2pdiloco.core.base import Shared
 from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.distrust import backoff_s
 from p2pdiloco.util import Machine, direct_members
 
 

@@ -15,8 +15,8 @@ from p2pdiloco.core.api.evidence import Accusation, Evidence, FalseState, Statem
 from p2pdiloco.core.api.messages import Message, Progress, Proven, Said, Stated
 from p2pdiloco.core.api.papers import Word, paper_bytes
 from p2pdiloco.core.api.reasons import MessageFault
-from p2pdiloco.core.audit_state import STATEMENTS
 from p2pdiloco.core.base import Shared
+from p2pdiloco.core.distrust import STATEMENTS
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.seating import NO_SEAT, stands
 from p2pdiloco.util import BoundedDict

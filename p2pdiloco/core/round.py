@@ -26,6 +26,7 @@ from p2pdiloco.core.base import (
 )
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.context import Electorate, FragmentContext
+from p2pdiloco.core.distrust import Cause
 from p2pdiloco.core.election import Office
 from p2pdiloco.core.inbox import Admission, Held, Inbox, Unusable
 from p2pdiloco.core.publisher import Hierarchy, Job, Merger
@@ -231,7 +232,7 @@ class Round:
     def arrived(self, child: str, now: float) -> None:
         """Go on with one more that is in; after `admit_own`, once its sender knows that it is held."""
         self._collect(now)
-        self._attendance.came(child)
+        self._attendance.came(child, now)
         self._calls.answered(child, now)
         self.poll(now)
 
@@ -251,14 +252,14 @@ class Round:
         child = self._electorate.child_of(sender, now)
         self._calls.answered(child, now, message.number)
         if self.state is RoundState.CLOSING and message.number == self._chain.head.number + 1:
-            self._attendance.passes(child)
+            self._attendance.passes(child, now)
             self.poll(now)
 
     def own_pass(self, now: float) -> None:
         """Take in that our own learner has nothing to send this time."""
         self._calls.answered(self._shared.me, now)
         if self.state is RoundState.CLOSING:
-            self._attendance.passes(self._shared.me)
+            self._attendance.passes(self._shared.me, now)
             self.poll(now)
 
     # --- rounds --------------------------------------------------------------------------------------
@@ -382,7 +383,7 @@ class Round:
                 self._collect(now)  # they wait for company
             return
         self._machine.go(RoundSignal.CLOSE)
-        self._attendance.closed_without(silent)
+        self._attendance.closed_without(silent, now)
         self._term = self._office.term
         self._hand_over(held, len(missing), now)
 
@@ -477,11 +478,6 @@ class Round:
         self.inbox.clear()
 
 
-IN_VAIN = 3
-"""Rounds that wait for a child in vain, before others wait for it no more."""
-MAX_IN_VAIN = 512
-
-
 class Attendance:
     """Children of one group, as its syncer counts them: which are missing, and whether a round may begin."""
 
@@ -494,31 +490,29 @@ class Attendance:
         self._passed: set[str] = set()
         """Children that have nothing to send this time."""
         self._everybody = False
-        self._in_vain: BoundedDict[str, int] = BoundedDict(MAX_IN_VAIN)
-        """Children that were waited for in vain, and how often in a row."""
 
     def begin(self, everybody: bool = False) -> None:
         """Count anew, for another round. `everybody`: it waits for all that say that they learn."""
         self._passed.clear()
         self._everybody = everybody
 
-    def passes(self, child: str) -> None:
+    def passes(self, child: str, now: float) -> None:
         """Note that a child has nothing to send this time. If nothing of it was merged lately, that does not
         say that it ever will."""
         self._passed.add(child)
         if self._context.roster.attends(child):
-            self._in_vain.pop(child, None)
+            self._shared.distrust.forgive(child, Cause.ABSENT, now)
 
-    def came(self, child: str) -> None:
+    def came(self, child: str, now: float) -> None:
         """Note that a child has sent something after all."""
         self._passed.discard(child)
-        self._in_vain.pop(child, None)
+        self._shared.distrust.forgive(child, Cause.ABSENT, now)
 
-    def closed_without(self, missing: Iterable[str]) -> None:
+    def closed_without(self, missing: Iterable[str], now: float) -> None:
         """Note whom a round called in vain. No round waits for a learner that is silent time and again. It is
         called all the same, if it was merged lately: slower than the versions, it is due by calls only."""
         for child in () if self._level else missing:
-            self._in_vain[child] = self._in_vain.get(child, 0) + 1
+            self._shared.distrust.add(child, Cause.ABSENT, now)
 
     def quorum(self, now: float) -> int:
         """Offers with which a round may begin."""
@@ -537,10 +531,13 @@ class Attendance:
             held.child for held in self._inbox.starting()
         ]  # also whose heartbeats its upload keeps back
         wanted = self._inbox.in_turn if called or self._everybody else self._inbox.awaits
-        expected = [child for child in self._electorate.expected(now) if wanted(child, now)]
-        if self._in_vain:
-            attends = self._context.roster.attends
-            expected = [c for c in expected if self._in_vain.get(c, 0) < IN_VAIN or (called and attends(c))]
+        distrust, attends = self._shared.distrust, self._context.roster.attends
+        expected = [
+            child
+            for child in self._electorate.expected(now)
+            if wanted(child, now)
+            and (not distrust.has(child, now, Cause.ABSENT) or (called and attends(child)))
+        ]
         return [child for child in dict.fromkeys([*expected, *coming]) if child not in have]
 
     def not_before_s(self, now: float) -> float:

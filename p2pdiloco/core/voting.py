@@ -19,6 +19,7 @@ from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.candidates import Candidates
 from p2pdiloco.core.chain import MOST_TERMS, plan_of
 from p2pdiloco.core.context import Electorate, FragmentContext, Tenure
+from p2pdiloco.core.distrust import OF_OFFICE
 from p2pdiloco.util import BoundedDict
 
 MAX_UNSAVED = 2
@@ -245,10 +246,8 @@ class VoteJudge:
             return VoteRefusal.NOT_CONFIRMED
         if not self._electorate.decides(candidate, now):
             return VoteRefusal.NO_VOTER
-        if shared.distrust.has(candidate, now):
+        if shared.distrust.has(candidate, now, *OF_OFFICE):
             return VoteRefusal.DISTRUSTED
-        if candidate in shared.loss_audits:
-            return VoteRefusal.EXPELLED
         if request.term > self._terms.newest + 1:
             return VoteRefusal.FAR_AHEAD
         if request.term <= self._office.term:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from p2pdiloco.core.api.reasons import Unheard
 from p2pdiloco.core.api.types import MAX_VOUCHED, REACH_WORDS, Seat, Vouch
 from p2pdiloco.core.api.versions import level_sizes
+from p2pdiloco.core.distrust import Cause
 from p2pdiloco.core.follower import FollowState
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
@@ -230,7 +231,7 @@ class Report:
         shared, found = self._core.shared, []
         for peer in shared.view.confirmed(now):
             tables = [f.chain.marks for f in self._some() if f.context.roster.awaits_word(peer)]
-            if tables and peer not in shared.loss_audits:
+            if tables and peer not in shared.distrust.noted[Cause.USELESS]:
                 merges = sum(table.mean(peer).merges for table in tables)
                 found.append((min(table.first(peer) or 0 for table in tables), -merges, peer))
         named = [(peer, self._diary.name_of(peer)) for *_, peer in sorted(found)[:MAX_PROPOSED]]

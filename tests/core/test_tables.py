@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import diagrams
-from p2pdiloco.core.base import AnswerTime, answer_bound_s, backoff_s, grace_window_s
+from p2pdiloco.core.base import AnswerTime, answer_bound_s, grace_window_s
+from p2pdiloco.core.distrust import backoff_s
 from p2pdiloco.core.election import OFFICE_TABLE, OfficeSignal, OfficeState
 from p2pdiloco.core.follower import FOLLOW_TABLE, FollowSignal, FollowState
 from p2pdiloco.core.pending import SEND_TABLE, SendSignal, SendState

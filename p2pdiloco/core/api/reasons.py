@@ -282,8 +282,7 @@ class VoteRefusal(Reason):
     LIGHTER = "lighter", "our chain is heavier"
     COUNTED_ON = "counted-on", "the syncer in office is alive"
     NOT_PROVEN = "not-proven", "by our chain that term is not over", True
-    DISTRUSTED = "distrusted", "a merge of its was false, or could not be audited, or it left our work out"
-    EXPELLED = "expelled", "our loss audits have shown that its work does harm, or nothing"
+    DISTRUSTED = "distrusted", "it gave us something false, or not what it merged, or left our work out"
     OUT_OF_TURN = "out-of-turn", "it made nothing of the office, or had it lately, and others stand", True
 
 

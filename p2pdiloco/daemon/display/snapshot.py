@@ -24,7 +24,7 @@ from rich.cells import cell_len, set_cell_size
 
 from p2pdiloco.core.api.config import Going
 from p2pdiloco.core.api.reasons import LossFinding
-from p2pdiloco.core.audit_state import Excluded
+from p2pdiloco.core.distrust import Excluded
 from p2pdiloco.core.fork_choice import Grounds
 from p2pdiloco.daemon.display.timeline import (
     MAX_LOSS,

@@ -40,6 +40,7 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import AuditOutcome, CastOutWhy
 from p2pdiloco.core.api.types import UNMEASURED
 from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.distrust import Cause
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +133,7 @@ def test_nothing_follows_where_the_contributions_are_gone_and_the_accuser_is_not
     assert not excluded(solo)
     assert not found(states(solo, accusation(CHAIN[-2])), ev.Audit)
     assert found(states(solo, accusation(CHAIN[-2], by="p3")), ev.Audit), "others are"
-    solo.now += audit_state.PAUSE_S + 1.0
+    solo.now += Cause.ACCUSED_IN_VAIN.value[1] + 1.0
     for peer in PEERS:
         solo.hear(peer)
     assert solo.core.shared.accusations.hears("p2", solo.now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from kit import Solo, child, config, found, reasons
 from msgspec.structs import replace
@@ -19,8 +21,8 @@ from p2pdiloco.core.api.types import (
     Stamp,
 )
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.audit_state import DISTRUST_S, Distrust
 from p2pdiloco.core.audits import expected_cosine
+from p2pdiloco.core.distrust import MAX_NOTED, OF_OFFICE, Cause, Distrust
 
 Effects = list[ev.Effect]
 
@@ -121,7 +123,7 @@ def test_only_who_made_a_false_merge_is_distrusted(how: AuditOutcome) -> None:
     solo = node()
     (audit,) = found(applied(solo, 0.0), ev.Audit)
     assert str(how) in reasons(outcome(solo, audit, how), "audit")[0]
-    assert solo.core.shared.distrust.has("p1", solo.now) == (how is AuditOutcome.DIFFERENT)
+    assert solo.core.shared.distrust.has("p1", solo.now, *OF_OFFICE) == (how is AuditOutcome.DIFFERENT)
 
 
 def test_who_does_not_give_what_it_merged_is_distrusted_at_once_if_that_looks_wrong() -> None:
@@ -129,7 +131,7 @@ def test_who_does_not_give_what_it_merged_is_distrusted_at_once_if_that_looks_wr
         solo = node()
         (audit,) = found(applied(solo, 0.0), ev.Audit)
         effects = outcome(solo, audit, AuditOutcome.MISSING, withheld)
-        assert solo.core.shared.distrust.has("p1", solo.now) is withheld
+        assert solo.core.shared.distrust.has("p1", solo.now, *OF_OFFICE) is withheld
         assert ("does not give what it merged" in reasons(effects, "audit")[-2:][0]) is withheld
 
 
@@ -139,14 +141,39 @@ def test_who_gives_nothing_twice_in_a_row_is_distrusted(monkeypatch: pytest.Monk
     for how, is_distrusted in ((missing, False), (same, False), (missing, False), (missing, True)):
         (audit,) = found(applied(solo, None), ev.Audit)
         outcome(solo, audit, how, withheld=how is missing)
-        assert solo.core.shared.distrust.has("p1", solo.now) is is_distrusted
+        assert solo.core.shared.distrust.has("p1", solo.now, *OF_OFFICE) is is_distrusted
 
 
-def test_distrust_ends() -> None:
+@pytest.mark.parametrize("cause", list(Cause))
+def test_distrust_begins_with_so_many_times_and_lasts_ever_longer(cause: Cause) -> None:
+    distrust, now, (times, pause_s) = Distrust(), 5.0, cause.value
+    for count in range(1, times + 6):
+        assert distrust.add("p1", cause, now) == (count >= times) == distrust.has("p1", now, cause)
+        if count >= times and pause_s < math.inf:
+            end_s = now + pause_s * min(16, 2 ** (count - times))
+            assert distrust.has("p1", end_s - 0.1, cause) and not distrust.has("p1", end_s, cause)
+    assert distrust.has("p1", now, *OF_OFFICE) == (cause in OF_OFFICE)
+    assert not distrust.has("p2", now, *Cause)
+
+
+def test_forgiveness_ends_a_count_and_no_pause_that_has_an_end() -> None:
+    for cause, goes_on in ((Cause.LEFT_OUT, True), (Cause.ABSENT, False)):
+        distrust = Distrust()
+        for is_distrusted in (False, False):
+            assert distrust.add("p1", cause, 0.0) is is_distrusted
+        distrust.forgive("p1", cause, 0.0)
+        for is_distrusted in (False, False, True):
+            assert distrust.add("p1", cause, 0.0) is is_distrusted
+        distrust.forgive("p1", cause, 0.0)
+        assert distrust.has("p1", 0.0, cause) is goes_on
+
+
+def test_what_costs_a_peer_nothing_pushes_nobody_out() -> None:
     distrust = Distrust()
-    distrust.add("p1", 5.0)
-    assert distrust.has("p1", 4.0 + DISTRUST_S) and not distrust.has("p1", 5.0 + DISTRUST_S)
-    assert not distrust.has("p2", 5.0)
+    distrust.add("liar", Cause.FALSE, 0.0)
+    for index in range(2 * MAX_NOTED):
+        distrust.add(f"crowd {index}", Cause.ABSENT, 0.0)
+    assert distrust.has("liar", 0.0, *OF_OFFICE) and len(distrust.noted[Cause.ABSENT]) == MAX_NOTED
 
 
 def test_the_expected_cosine_follows_from_weights() -> None:

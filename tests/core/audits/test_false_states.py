@@ -26,6 +26,7 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault, VoteRefusal
 from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.distrust import OF_OFFICE
 
 OURS = bytes(31) + b"o"
 """Digest of the state that the update makes here."""
@@ -74,7 +75,7 @@ def test_a_false_state_is_not_copied_and_its_syncer_is_excluded_and_accused_befo
     assert excluded(solo) == ("p1",) and reasons(effects, "excluded") == [WORDS]
     assert stated(effects) == {peer: [ours] for peer in PEERS}
     assert found(effects, ev.KeepProofs) == [ev.KeepProofs((ours,))]
-    assert solo.core.shared.distrust.has("p1", solo.now)
+    assert solo.core.shared.distrust.has("p1", solo.now, *OF_OFFICE)
     later = solo.wait(60.0)
     assert not found(effects + later, ev.FetchState) and solo.head == CHAIN[-1].header.head()
 
@@ -93,7 +94,7 @@ def test_what_may_be_our_own_fault_is_copied_as_ever_and_accuses_nobody(by: str)
     effects = applies(solo, certain=False, version=version, there=("p2", "p4", by))
     assert reasons(effects, "refusal") == [str(VersionFault.DIGEST_DIFFERS)]
     assert not excluded(solo) and not stated(effects)
-    assert not solo.core.shared.distrust.has(by, solo.now)
+    assert not solo.core.shared.distrust.has(by, solo.now, *OF_OFFICE)
     assert [job.number for job in found(solo.wait(1.0), ev.FetchState)] == [10]
 
 

@@ -14,6 +14,7 @@ from p2pdiloco.core.api.messages import Announce
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.api.versions import MergedPartial, SignedVersion
+from p2pdiloco.core.distrust import OF_OFFICE
 
 Effects = list[ev.Effect]
 LEARNERS = ("me", *(f"p{i}" for i in range(1, 20)))
@@ -70,7 +71,7 @@ def ours(solo: Solo, made: SignedVersion) -> list[MergedPartial]:
 
 
 def distrusted(solo: Solo) -> set[str]:
-    return {peer for peer in LEARNERS if solo.core.shared.distrust.has(peer, solo.now)}
+    return {peer for peer in LEARNERS if solo.core.shared.distrust.has(peer, solo.now, *OF_OFFICE)}
 
 
 def test_the_own_group_comes_first_and_the_sum_of_all_at_last() -> None:

@@ -18,6 +18,7 @@ from p2pdiloco.core.api.types import Contributor, Stamp
 from p2pdiloco.core.api.versions import NONE_AT, Mean
 from p2pdiloco.core.audit_state import FAILED_REST_S, MAX_LEARNERS, Accounts, LossAudits, ratio_of
 from p2pdiloco.core.chain import Marks
+from p2pdiloco.core.distrust import OF_OFFICE, Distrust
 
 Effects = list[ev.Effect]
 PEERS = ("p1", "p2", "p3")
@@ -59,7 +60,7 @@ def expelled(solo: Solo, ratio: float = -1.0, same_data: bool = True) -> Effects
     for _ in range(40):
         for audit in found(applied(solo), ev.LossAudit):
             effects += answered(solo, audit, ratio, same_data=same_data)
-        if "p1" in solo.core.shared.loss_audits:
+        if solo.core.shared.loss_audits.finding("p1"):
             break
     return effects
 
@@ -87,7 +88,7 @@ def test_without_two_contributions_there_is_nothing_to_compare(case: dict[str, A
 
 
 def test_the_learner_rests_as_its_share_says() -> None:
-    audits = LossAudits(0.25, random.Random(0))
+    audits = LossAudits(0.25, random.Random(0), Distrust())
     rest_s = 2.0 * 3
     audits.begin()
     audits.end("p1", (1.0,), (1.0,), False, 2.0, now=10.0)
@@ -97,11 +98,11 @@ def test_the_learner_rests_as_its_share_says() -> None:
 
 
 def test_after_audits_that_come_to_nothing_it_rests_ever_longer() -> None:
-    audits = LossAudits(ALL, random.Random(0))
+    audits = LossAudits(ALL, random.Random(0), Distrust())
     for count in range(20):
         audits.begin()
         audits.end("p1", (), (), False, 0.0, now=0.0)
-        rest_s = FAILED_REST_S * 2 ** min(count, audit_state.MAX_FAILED - 1)
+        rest_s = FAILED_REST_S * min(2**count, 16)
         assert not audits.drawn(rest_s - 0.1) and audits.drawn(rest_s)
     audits.end("p1", (1.0,), (1.0,), False, 0.0, now=0.0)
     audits.end("p1", (), (), False, 0.0, now=0.0)
@@ -109,7 +110,7 @@ def test_after_audits_that_come_to_nothing_it_rests_ever_longer() -> None:
 
 
 def test_whoever_looks_bad_is_measured_the_more_often_the_worse_it_looks() -> None:
-    audits = LossAudits(ALL, random.Random(0))
+    audits = LossAudits(ALL, random.Random(0), Distrust())
     learners = [f"p{index}" for index in range(20)]
     shares = []
     for _ in range(3):
@@ -128,7 +129,7 @@ def test_whose_work_does_harm_is_refused_and_gets_no_vote() -> None:
     assert reasons(effects, "expelled") == [str(LossFinding.NOTHING)]
     assert found(applied(solo, learners=("p1", "p2")), ev.LossAudit)[0].theirs.learner == "p2"
     assert "p1" not in solo.core.shared.expected_learners(solo.now), "no round waits for it"
-    assert refusal(request(solo, "p1", term=2)) is VoteRefusal.EXPELLED
+    assert refusal(request(solo, "p1", term=2)) is VoteRefusal.DISTRUSTED
 
 
 @pytest.mark.parametrize("agreement", [NONE_AT, NONE_AT + 1])
@@ -153,7 +154,7 @@ def test_of_whom_the_data_are_known_nothing_is_too_little() -> None:
     for _ in range(100):
         for audit in found(applied(solo), ev.LossAudit):
             effects = answered(solo, audit, 0.0, same_data=True)
-        if "p1" in solo.core.shared.loss_audits:
+        if solo.core.shared.loss_audits.finding("p1"):
             break
     assert reasons(effects, "expelled") == [str(LossFinding.NOTHING)]
 
@@ -163,7 +164,7 @@ def test_honest_work_is_never_refused() -> None:
     for count in range(100):
         for audit in found(applied(solo), ev.LossAudit):
             answered(solo, audit, (0.9, 0.1, -0.3)[count % 3], same_data=True)
-    assert not solo.core.shared.loss_audits.expels
+    assert not solo.core.shared.distrust.has("p1", solo.now, *OF_OFFICE)
 
 
 # What loss audits show of a learner, and how rarely they are wrong.

@@ -16,6 +16,7 @@ from p2pdiloco.core.api.evidence import Accusation, FalseVersion, short_of
 from p2pdiloco.core.api.reasons import AuditOutcome, VersionFault
 from p2pdiloco.core.api.types import Stamp
 from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.distrust import OF_OFFICE
 
 Effects = list[ev.Effect]
 PEERS = ("p1", "p2", "p3", "p4")
@@ -155,7 +156,7 @@ def test_who_repairs_what_was_right_is_distrusted() -> None:
     solo, made = node(), repairing()
     comes(solo, made)
     solo.answer(ev.Audit, ev.Audited(AuditOutcome.SAME))
-    assert solo.core.shared.distrust.has("p2", solo.now)
+    assert solo.core.shared.distrust.has("p2", solo.now, *OF_OFFICE)
     again = child(made.header, "p3", ALL, repairs=CHAIN[-2].header.digest())
     comes(solo, again)
 
@@ -164,7 +165,9 @@ def test_of_what_cannot_be_made_again_nothing_follows() -> None:
     solo, made = node(), repairing()
     comes(solo, made)
     solo.answer(ev.Audit, ev.Audited(AuditOutcome.MISSING))
-    assert not found(solo.wait(1.0), ev.Audit) and not solo.core.shared.distrust.has("p2", solo.now)
+    assert not found(solo.wait(1.0), ev.Audit) and not solo.core.shared.distrust.has(
+        "p2", solo.now, *OF_OFFICE
+    )
 
 
 def test_a_version_that_the_chain_never_had_is_not_repaired() -> None:

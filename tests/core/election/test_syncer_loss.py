@@ -23,6 +23,7 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Stamp
 from p2pdiloco.core.candidates import REST_S
+from p2pdiloco.core.distrust import Cause
 
 PEERS = ("p1", "p2", "p3", "p4")
 
@@ -145,7 +146,7 @@ def test_who_stays_in_office_though_we_found_something_against_it_gets_our_work(
     if why == "expelled":
         expels(solo, "p1")
     else:
-        solo.core.shared.distrust.add("p1", solo.now)
+        solo.core.shared.distrust.add("p1", Cause.FALSE, solo.now)
     offers, terms = found(solo.ready(), ev.Offer), set[int]()
     assert not offers
     for _ in range(12):
@@ -171,14 +172,14 @@ def test_who_has_no_seat_gives_its_work_to_a_syncer_that_it_distrusts() -> None:
     solo.learn()
     solo.elect("p1", start=4)
     assert not solo.core.shared.has_seat("me")
-    solo.core.shared.distrust.add("p1", solo.now)
+    solo.core.shared.distrust.add("p1", Cause.FALSE, solo.now)
     assert [offer.peer for offer in found(solo.ready(), ev.Offer)] == ["p1"]
 
 
 def test_who_stood_in_vain_stands_in_its_turn_once_the_term_is_over() -> None:
     solo = Solo(peers=PEERS)
     solo.elect("p1")
-    solo.core.shared.distrust.add("p1", solo.now)
+    solo.core.shared.distrust.add("p1", Cause.FALSE, solo.now)
 
     def stood(s: float) -> set[int]:
         terms = set[int]()

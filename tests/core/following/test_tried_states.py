@@ -120,7 +120,7 @@ def test_one_that_was_worse_is_taken_once_most_seats_have_it() -> None:
 def test_each_donor_of_a_worse_one_is_left_alone_for_ever_longer() -> None:
     solo, asked = node(), []
     later = branch(FAR + 40, learners=TEN, seats=TEN)
-    for number in range(FAR, FAR + 20):
+    for number in range(FAR, FAR + 30):
         for peer in HERE:
             solo.says[peer] = {"heads": (later[number].header.head(),)}
         copies: list[ev.FetchState] = []
@@ -131,7 +131,7 @@ def test_each_donor_of_a_worse_one_is_left_alone_for_ever_longer() -> None:
         solo.wait(1.0)
         solo.answer(ev.TryStates, ev.Tried(False, "loss 9.0"))
     assert {peer for _, peer in asked[:4]} == {*HERE}
-    assert asked[19][0] - asked[0][0] > 240.0, "four times each"
+    assert asked[29][0] - asked[0][0] > 240.0, "six times each"
 
 
 def test_a_version_that_was_found_false_while_it_was_tried_is_not_taken() -> None:

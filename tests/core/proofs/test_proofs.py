@@ -48,7 +48,7 @@ from p2pdiloco.core.api.papers import (
 from p2pdiloco.core.api.reasons import CastOutWhy, MessageFault, Verdict
 from p2pdiloco.core.api.types import Attestation, Contributor, Milestone, Stamp
 from p2pdiloco.core.api.versions import MemberList, SignedVersion
-from p2pdiloco.core.audit_state import Excluded
+from p2pdiloco.core.distrust import Excluded
 from p2pdiloco.release import WIRE_VERSION
 from p2pdiloco_lab.simulation.lineage import HashCrypto
 

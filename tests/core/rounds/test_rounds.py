@@ -16,8 +16,9 @@ from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import PartialHeader, SignedPartial
 from p2pdiloco.core.base import ANSWER_SHARE
+from p2pdiloco.core.distrust import Cause
 from p2pdiloco.core.inbox import GroupInbox
-from p2pdiloco.core.round import IN_VAIN, Job, RoundState
+from p2pdiloco.core.round import Job, RoundState
 
 
 def test_quorum_of_k_starts_closing() -> None:
@@ -718,8 +719,8 @@ def test_a_learner_that_answers_no_call_is_waited_for_three_times_and_called_for
         solo.merged(found(effects, ev.Merge)[0])
     assert called == [True] * 5 + [False] + [True] * 4
     waited = [waits_s > 0.0 for waits_s in waited_s]
-    assert waited[:5] == [True] * IN_VAIN + [False] * 2
-    assert waited[6:] == [True] * IN_VAIN + [False], "it came once again"
+    assert waited[:5] == [True] * Cause.ABSENT.value[0] + [False] * 2
+    assert waited[6:] == [True] * Cause.ABSENT.value[0] + [False], "it came once again"
 
 
 def test_a_learner_is_patient_for_as_long_as_a_round_may_be_open() -> None:

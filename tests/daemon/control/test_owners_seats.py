@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from web_kit import Served, served
 
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.core.api.reasons import LossFinding
+from p2pdiloco.core.distrust import Cause
 from p2pdiloco.daemon import report
 from p2pdiloco.daemon.display.snapshot import ProposedSeat, decode_status, encode_status
 from p2pdiloco.daemon.notice import Notice, with_word
@@ -146,7 +146,7 @@ async def test_proposed_is_who_merged_first_but_nobody_whom_the_owner_or_loss_au
         with monkeypatch.context() as patch:
             patch.setattr(report, "MAX_PROPOSED", 1)
             assert proposed(controls) == [me(two)]
-        one.core.shared.loss_audits._found[me(two)] = LossFinding.HARM
+        one.core.shared.distrust.add(me(two), Cause.USELESS, 0.0)
         assert proposed(controls) == [me(three)]
 
         told = one.report.status(0.0)
