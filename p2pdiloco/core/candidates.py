@@ -19,7 +19,6 @@ from p2pdiloco.util import BoundedDict
 
 MAX_DOUBLED = 3
 """Limit of doublings of what each rank waits."""
-MOST = 256
 
 
 class Candidates:
@@ -29,7 +28,7 @@ class Candidates:
         self._context = context
         self._group = group
         self._electorate = electorate
-        self._had: BoundedDict[str, None] = BoundedDict(MOST)
+        self._had: BoundedDict[str, None] = BoundedDict()
         """Syncers in the order in which they made a version, or nothing of the office, the last one last."""
         self._seen: VersionHeader | None = None
         self._of: tuple[int, list[str], frozenset[str]] = (0, [], frozenset())

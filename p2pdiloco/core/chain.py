@@ -25,6 +25,7 @@ from p2pdiloco.core.api.types import (
     FULL_TRUST,
     LEAST_TRUST,
     MAX_CONTRIBUTORS,
+    MAX_PEERS,
     NEVER,
     NO_LIMITS,
     Attestation,
@@ -186,9 +187,6 @@ class Chain:
 WATERMARK_VERSIONS = 1024
 """Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
 then."""
-MAX_SEATLESS = 4096
-"""Marks of learners without a seat in one table: they have places of their own, so that however many come
-never push out a seat's."""
 LATELY_VERSIONS = 32
 """Versions since a learner's newest merged contribution in which it counts as one that takes part."""
 REMEMBERED = 64
@@ -352,9 +350,9 @@ class Marks:
         floor = number - WATERMARK_VERSIONS
         kept = [mark for _, mark in sorted(table.items()) if mark.number >= floor or mark.seat]
         seatless = [mark for mark in kept if not mark.seat]
-        if len(seatless) > MAX_SEATLESS:
+        if len(seatless) > MAX_PEERS:  # in places of their own: they push out no seat's
             seatless.sort(key=lambda mark: (-mark.number, mark.learner))
-            kept = [mark for mark in kept if mark.seat] + seatless[:MAX_SEATLESS]
+            kept = [mark for mark in kept if mark.seat] + seatless[:MAX_PEERS]
             kept.sort(key=lambda mark: mark.learner)
         if not papers:
             return tuple(kept)

@@ -16,6 +16,7 @@ from p2pdiloco.core.api.events import MergePartial, Offer, OfferAnswered, Partia
 from p2pdiloco.core.api.messages import OfficeQuery
 from p2pdiloco.core.api.reasons import Suspicion, Then
 from p2pdiloco.core.api.types import (
+    MAX_PEERS,
     Certificate,
     Contributor,
     MergeLimits,
@@ -363,8 +364,6 @@ class Seeking:
 MEETING_S = 1.0
 """Time for which the members of a new group are waited for before a mere majority elects."""
 
-MAX_ASKED = 8192
-"""Peers of which it is remembered whether they belong to a leaf group, twice as many as a view knows."""
 BELIEF = 2.0
 """Multiple of `suspect_s` for which groups below whose syncer is unknown count in a majority."""
 
@@ -384,7 +383,7 @@ class LeafElectorate(Electorate):
         self._plan = plan
         self._index = index
         self._since_s = since_s
-        self._mine: BoundedDict[str, bool] = BoundedDict(MAX_ASKED)
+        self._mine: BoundedDict[str, bool] = BoundedDict(2 * MAX_PEERS)
         self._derived = Derived()
 
     def _belongs(self, peer: str) -> bool:

@@ -494,10 +494,6 @@ class Turn:
         return now >= self.due_s
 
 
-MAX_ASKED = 64
-"""Claimants that were asked last and are remembered."""
-
-
 class Inquiry:
     """Inquiry after the certificate of one group's office.
 
@@ -511,7 +507,7 @@ class Inquiry:
         self._shared = context.shared
         self._fragment = context.index
         self._group = group
-        self._asked_s: BoundedDict[str, float] = BoundedDict(MAX_ASKED)
+        self._asked_s: BoundedDict[str, float] = BoundedDict()
         """Times at which claimants were asked: each has its own pause, or one that claims what it has not,
         again and again, would keep us from asking whoever has it."""
 

@@ -21,7 +21,6 @@ from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.members import Derived
 from p2pdiloco.util import BoundedDict
 
-MAX_SUPPORTED = 256
 TRUSTED_PLACES = 6
 """Seats that a chain ever had up to which each is trusted: friends know each other."""
 APART_S = 6.0
@@ -85,7 +84,7 @@ class ForkChoice:
         """Heads that are to be followed, by who names them, as of the last look."""
         self.unproven: dict[str, Head] = {}
         """Heavier heads whose members do not count, where nothing else is to be followed."""
-        self._supported: BoundedDict[Head, int] = BoundedDict(MAX_SUPPORTED)
+        self._supported: BoundedDict[Head, int] = BoundedDict()
         """Heads that have, or had, support, and of how many. A copy may take longer than its version is the
         head."""
         self._chosen: set[Head] = set()
@@ -97,7 +96,7 @@ class ForkChoice:
         """Time since which our head has no support, and others name another."""
         self.apart = False
         """True: that was so for a while (`APART_S`), as of the last look."""
-        self._refused: BoundedDict[bytes, None] = BoundedDict(MAX_SUPPORTED)
+        self._refused: BoundedDict[bytes, None] = BoundedDict()
         """Digests of versions whose states were worse than ours."""
         self._basis: Basis | None = None
         self.begins = False

@@ -10,10 +10,9 @@ from typing import Any, TypeVar, cast
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.events import LearnerStatus
 from p2pdiloco.core.api.messages import Progress
-from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach
+from p2pdiloco.core.api.types import MAX_PEERS, WHOLE_RUN, Head, Reach
 from p2pdiloco.util import MovingAverage
 
-MAX_KNOWN = 4096
 MUTE_S = 30.0
 """Time without an answer to requests for a vote after which a member counts in no majority, until it answers
 one."""
@@ -115,7 +114,7 @@ class View:
         silent first, to one that has one."""
         if peer in self._excluded:
             return False
-        if peer in self._members or len(self._members) < MAX_KNOWN:
+        if peer in self._members or len(self._members) < MAX_PEERS:
             return True
         if not self._has_seat(peer):
             return False

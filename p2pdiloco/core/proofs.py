@@ -27,7 +27,6 @@ AGAIN_S, LONGEST_S = 4.0, 64.0
 """Time until a peer that does not exclude whom we exclude is told again: doubled every time, up to that."""
 TOLD_AFAR = 16
 """Listed peers, beside those to which we talk, that are told of a new proof."""
-MOST_TOLD = 512
 
 
 class Gossip:
@@ -44,7 +43,7 @@ class Gossip:
         self._shared = shared
         self._fragments = fragments
         self._excluded = shared.excluded
-        self._told: BoundedDict[str, tuple[float, float, tuple[int, bool]]] = BoundedDict(MOST_TOLD)
+        self._told: BoundedDict[str, tuple[float, float, tuple[int, bool]]] = BoundedDict()
         """Time at which each peer is told again, the pause after that, and what its heartbeat said: whom it
         excludes, and whether it is confirmed. Before that it believes nobody."""
         self._turn = 0

@@ -479,7 +479,6 @@ class Round:
 
 IN_VAIN = 3
 """Rounds that wait for a child in vain, before others wait for it no more."""
-MAX_IN_VAIN = 512
 
 
 class Attendance:
@@ -494,7 +493,7 @@ class Attendance:
         self._passed: set[str] = set()
         """Children that have nothing to send this time."""
         self._everybody = False
-        self._in_vain: BoundedDict[str, int] = BoundedDict(MAX_IN_VAIN)
+        self._in_vain: BoundedDict[str, int] = BoundedDict()
         """Children that were waited for in vain, and how often in a row."""
 
     def begin(self, everybody: bool = False) -> None:

@@ -164,7 +164,9 @@ def test_what_is_done_when_a_holder_does_not_deliver(failure: FetchFailure) -> N
     effects = solo.answer(PULLS, ev.FetchFailed(failure, "in a word"))
     assert reasons(effects, "catchup") == ["not delivered: in a word"]
     at_once = found(effects, ev.FetchUpdate)
-    assert [pull.peer == holder for pull in at_once] == [False] * (not failure.innocent), "a liar costs no pause"
+    assert [pull.peer == holder for pull in at_once] == [False] * (not failure.innocent), (
+        "a liar costs no pause"
+    )
     forgotten = failure in (FetchFailure.UNREACHABLE, FetchFailure.NOT_READY)
     assert (holder not in solo.fragment.follower.heads.holders(head.digest)) == forgotten
     effects += solo.wait(1.0, silent=("p1",))
