@@ -70,7 +70,7 @@ class Shared:
         self.rng = rng
         self.notices = notices
         self.out = Outbox()
-        self.health = Health()
+        self.health = Health(config.timing)
         self.papers = Papers(config.run, config.owners, crypto.verify)
         self.excluded = Excluded(config.run, me, crypto.verify, self._is_known, self.has_seat)
         """Members that are shown to have lied."""
@@ -80,7 +80,7 @@ class Shared:
         """Guidance on whom to believe, if we began with nothing."""
         self.confirmed = False
         """True: this node holds versions that peers confirm, so it votes, stands, and serves."""
-        self.vote_disk = VoteDisk(notices.vote_disk)
+        self.vote_disk = VoteDisk(notices.vote_disk, config.timing.suspect_s)
         """Ability to save votes: while it is lost, this node neither votes nor stands."""
         self.reach = Reach.DIRECT
         """Ways in which others can reach us."""

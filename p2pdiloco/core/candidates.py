@@ -162,10 +162,6 @@ class Candidates:
         return not made and chain.head.number < certificate.base[0] + most
 
 
-REST_S = 10.0
-"""Time for which this member does not stand again against a holder that others count on."""
-
-
 class Trust:
     """Trust of one member in one group's syncer, by what it has seen itself.
 
@@ -191,8 +187,9 @@ class Trust:
         self.suspected = why
 
     def overruled(self, certificate: Certificate, now: float) -> None:
-        """Take in that those that refused us their votes count on it, where we do not."""
-        self._rests_until_s = now + REST_S
+        """Take in that those that refused us their votes count on it, where we do not. To stand against it
+        again soon would be in vain."""
+        self._rests_until_s = now + self._shared.timing.member_ttl_s
         self._stays_term = certificate.term
 
     def stays(self, certificate: Certificate) -> bool:

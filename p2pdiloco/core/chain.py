@@ -384,7 +384,7 @@ def marks_of(table: Iterable[Watermark]) -> Marks:
 
 NO_VERSION = -1
 LOOK_EVERY_S = 2.0
-"""Interval at which a seat's heads are looked at; heartbeats in between are skipped."""
+"""Interval at which a seat's heads are looked at, and merged contributions that everybody has looked for."""
 MAX_WITNESSES = 256
 """Seats of which each is waited for. Of more, those are that were heard: the others are in other groups."""
 

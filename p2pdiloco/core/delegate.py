@@ -233,12 +233,10 @@ class Delegate:
             self.partial = None
 
 
-KEPT_S = 10.0
-"""Time for which an asked peer gets our heartbeats."""
 TRIES_EACH = 3
 """Questions to a probable member before the next is asked: whoever is elected there, it will know."""
 ASKED_PER_CHILD = 8
-"""Limit of peers asked in `KEPT_S`, per group below: strangers' certificates may name any number of them."""
+"""Limit of peers asked in `member_ttl_s`, per group below: strangers' certificates may name any number."""
 
 
 class _Search:
@@ -268,8 +266,7 @@ class Seeking:
         self._electorate = electorate
         self._searches: dict[str, _Search] = {}
         self._asked: dict[str, float] = {}
-        """Time at which each peer was asked. Bounded: entries are dropped after `KEPT_S`, and searches back
-        off."""
+        """Time at which each peer was asked: it is kept for `member_ttl_s`, and searches back off."""
 
         self.due_s: float | None = None
         """Time at which the next one is to be asked."""
@@ -289,7 +286,8 @@ class Seeking:
 
     def neighbours(self, now: float) -> list[str]:
         """List the peers that we asked lately."""
-        self._asked = {peer: at_s for peer, at_s in self._asked.items() if now - at_s < KEPT_S}
+        kept_s = self._shared.timing.member_ttl_s
+        self._asked = {peer: at_s for peer, at_s in self._asked.items() if now - at_s < kept_s}
         return list(self._asked)
 
     def learned(self, certificate: Certificate, now: float) -> None:
@@ -363,9 +361,6 @@ class Seeking:
 
 MEETING_S = 1.0
 """Time for which the members of a new group are waited for before a mere majority elects."""
-
-BELIEF = 2.0
-"""Multiple of `suspect_s` for which groups below whose syncer is unknown count in a majority."""
 
 
 class LeafElectorate(Electorate):
@@ -537,8 +532,8 @@ class UpperElectorate(Electorate):
         return [child for child in self.children if child not in known and any(self._listed(child))]
 
     def _believed(self, now: float) -> list[str]:
-        """List the unknown ones in which a seat is: the others may be names only."""
-        if now >= self._since_s + BELIEF * self._shared.timing.suspect_s:
+        """List the unknown ones in which a seat is, while groups are new: the others may be names only."""
+        if now >= self._since_s + self._shared.timing.settle_s:
             return []
         return [child for child in self.unknown(now) if any(map(self._counts, self._listed(child)))]
 

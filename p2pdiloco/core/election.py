@@ -61,10 +61,6 @@ OFFICE_TABLE = {
 }
 
 
-VAIN_S = 3.0
-"""Time for which an office is open until a candidate that gets our vote counts as one that had it."""
-
-
 class Office:
     """Office of one group's syncer, as one member sees it: who holds it, for how long, and how it is filled
     again.
@@ -322,7 +318,7 @@ class Office:
         if self.holding:
             self.lay_down("a majority may elect another")
         self._turn.voted(now + self._shared.timing.election_timeout_s)
-        if self.open_s(now) >= VAIN_S:
+        if self.open_s(now) >= self._shared.timing.suspect_s:  # others had our vote before, in vain
             self._candidates.had(sender)
         if self._voter.gave(sender, request.term):
             self._shared.out.put(granted)

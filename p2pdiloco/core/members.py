@@ -490,12 +490,6 @@ class OwnLearner:
         self.running = False
 
 
-LAG_S = 0.5
-"""Least lateness that counts. Less is usual on a busy machine: a heartbeat."""
-LISTEN_S = 1.0
-"""Time for listening afterwards, two heartbeats: what waited in our queues, and what comes next."""
-
-
 class Health:
     """Lateness of this node's event loop: time in which it did not run is not the silence of others.
 
@@ -505,7 +499,8 @@ class Health:
     office sought (docs/protocol/membership.md, section 3).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
         self._promised_s = math.inf
         self._counted_s = -1e18
         self.listens_until_s = -1e18
@@ -520,12 +515,12 @@ class Health:
         once."""
         # What was due meanwhile is still due after the first event: no second is counted twice.
         late_s = now - max(self._promised_s, self._counted_s)
-        if late_s < LAG_S:
+        if late_s < self._timing.heartbeat_s:  # less is usual on a busy machine
             return 0.0
         self._counted_s = now
         self.listen(now)
         return late_s
 
     def listen(self, now: float) -> None:
-        """Hear the others for a while before we stand."""
-        self.listens_until_s = now + LISTEN_S
+        """Hear the others before we stand: what waited in our queues, and what comes next."""
+        self.listens_until_s = now + 2 * self._timing.heartbeat_s

@@ -31,13 +31,10 @@ from p2pdiloco.core.api.versions import MemberList, is_group, leaf_index
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.candidates import ranking
 from p2pdiloco.core.capacity import asked_bits_per_s
-from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.chain import LOOK_EVERY_S, Chain
 from p2pdiloco.core.follower import FollowState
 from p2pdiloco.core.fork_choice import Grounds
 from p2pdiloco.core.fragment import Fragment
-
-REVIEW_EVERY_S = 2.0
-"""Interval at which merged contributions that everybody has are looked for."""
 
 
 class Heartbeats:
@@ -70,7 +67,7 @@ class Heartbeats:
         shared.vote_disk.poll(now)
         neighbours = self._neighbours(now)
         if now >= self._review_at_s:
-            self._review_at_s = now + REVIEW_EVERY_S
+            self._review_at_s = now + LOOK_EVERY_S
             self._look_at_uplink(now)
             for fragment in self._fragments:
                 fragment.review(now)

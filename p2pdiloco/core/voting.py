@@ -184,10 +184,6 @@ class Candidacy:
         return Certificate(self._group, self._context.index, self.term, me, votes)
 
 
-LAST_AFTER_S = 6.0
-"""Time for which an office is open until who made nothing of its last term may have it again."""
-
-
 class VoteJudge:
     """Judge of others' candidacies in one group: whether a candidate gets this member's vote.
 
@@ -265,7 +261,8 @@ class VoteJudge:
             if refusal is not None:
                 return refusal
         last = self._candidates.comes_last(candidate, certificate, now)
-        return VoteRefusal.OUT_OF_TURN if last and self._office.open_s(now) < LAST_AFTER_S else None
+        waits = last and self._office.open_s(now) < shared.timing.hidden_wait_s
+        return VoteRefusal.OUT_OF_TURN if waits else None
 
     def _why_not_over(
         self, candidate: str, head: Head, certificate: Certificate, now: float

@@ -58,6 +58,11 @@ class Timing(Struct, frozen=True, kw_only=True):
     query_s: float = 1.0
     """Least time between two questions about an unknown office."""
 
+    @property
+    def settle_s(self) -> float:
+        """Time after which those that are here are expected to have said where they stand."""
+        return 2 * self.suspect_s
+
 
 class CoreConfig(Struct, frozen=True, kw_only=True):
     """Protocol part of a manifest, with what is derived from it."""

@@ -30,7 +30,7 @@ from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
 from p2pdiloco.core.api.types import MAX_PEERS, Reach
 from p2pdiloco.core.api.versions import Plan, SignedVersion
 from p2pdiloco.core.delegate import LeafElectorate, UpperElectorate
-from p2pdiloco.core.members import LISTEN_S, MUTE_S, NEWCOMERS_A_BEAT, Health, View
+from p2pdiloco.core.members import MUTE_S, NEWCOMERS_A_BEAT, Health, View
 
 
 def heartbeat(incarnation: int = 1) -> msg.Progress:
@@ -449,7 +449,7 @@ TIMING = Timing()
 
 
 def test_a_lag_is_counted_once() -> None:
-    health = Health()
+    health = Health(TIMING)
     assert health.lag_s(100.0) == 0.0, "nothing was promised"
     health.promise(100.0)
     assert health.lag_s(100.4) == 0.0
@@ -457,7 +457,7 @@ def test_a_lag_is_counted_once() -> None:
     health.promise(100.1)
     assert health.lag_s(102.0) == 0.0 and health.lag_s(102.3) == 0.0, "counted once"
     assert health.lag_s(103.0) == pytest.approx(1.0), "and again"
-    assert health.listens_until_s == 103.0 + LISTEN_S
+    assert health.listens_until_s == 103.0 + 2 * TIMING.heartbeat_s
 
 
 def stopped(seconds: float) -> tuple[Solo, list[ev.Effect]]:
@@ -489,7 +489,7 @@ def test_calls_that_ran_out_meanwhile_make_nobody_unreachable() -> None:
     for _ in range(5):
         solo.feed(ev.SendFailed("p1"))
     assert solo.core.shared.view.alive("p1", solo.now)
-    solo.wait(LISTEN_S + 0.1)
+    solo.wait(2 * TIMING.heartbeat_s + 0.1)
     for _ in range(TIMING.failures_to_suspect):
         solo.feed(ev.SendFailed("p1"))
     assert not solo.core.shared.view.alive("p1", solo.now)
@@ -504,7 +504,7 @@ def test_who_wakes_listens_before_it_stands() -> None:
     effects: list[ev.Effect] = []
     while not sent(effects, msg.VoteRequest) and solo.now < begun_s + 10.0:
         effects = solo.wait(0.05, silent=("p1",))
-    assert LISTEN_S <= solo.now - begun_s < 5.0
+    assert 2 * TIMING.heartbeat_s <= solo.now - begun_s < 5.0
 
 
 def test_of_what_a_claimant_has_shown_the_best_of_its_newest_term_counts() -> None:
