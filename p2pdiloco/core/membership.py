@@ -288,10 +288,6 @@ class Heartbeats:
                     if post.office.syncer == sender:
                         post.office.suspect(Suspicion.RESTARTED)
         claimed = shared.claims.heard(sender, message.offices, now)
-        if before is not None and (
-            (claimed and self._beside(message)) or self._stranger(sender, message, now)
-        ):
-            self.greet(sender)
         moved = []
         returns = message.saved and self._joining.returning(now)
         for index, head in shared.view.heads(sender):
@@ -314,20 +310,6 @@ class Heartbeats:
         said = message.offices if self._shared.has_seat(sender) else ()
         real = [o for o in said if is_group(o[0]) and o[1] < len(self._fragments)]
         return message if len(real) == len(message.offices) else replace(message, offices=tuple(real))
-
-    def _beside(self, message: Progress) -> bool:
-        """Tell whether the sender holds an office beside one of ours: then it is to know of ours."""
-        return any(
-            index < len(self._fragments) and self._fragments[index].posts.above(group)
-            for group, index, _ in message.offices
-        )
-
-    def _stranger(self, sender: str, message: Progress, now: float) -> bool:
-        """Tell whether the sender is a newcomer that we would not greet by ourselves."""
-        if message.confirmed:
-            return False
-        neighbours = self._neighbours(now)
-        return neighbours is not None and sender not in neighbours
 
 
 SAID_BEATS = 4
