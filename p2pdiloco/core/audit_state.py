@@ -50,7 +50,6 @@ class Excluded:
         self._counts = counts
         self._votes = votes
         self._proofs: dict[str, Evidence] = {}
-        self._noted: set[str] = set()
         self._found: deque[tuple[Evidence, str, bool]] = deque(maxlen=MAX_FOUND)
         self.mark = 0
         """Number that says whom we exclude (`fingerprint`)."""
@@ -136,7 +135,6 @@ class Excluded:
             if not idle:
                 return False
             del self._proofs[idle[0]]
-            self._noted.discard(idle[0])
         self._proofs[culprit] = proof
         self.mark = fingerprint(set(self._proofs))
         return True
@@ -148,12 +146,6 @@ class Excluded:
                 self._proofs[proof.culprit()] = proof
         self.mark = fingerprint(set(self._proofs))
         return self._proofs.get(self._me)
-
-    def first_time(self, peer: str) -> bool:
-        """Tell whether this is the first message of that excluded peer: only that one is recorded."""
-        new = peer not in self._noted
-        self._noted.add(peer)
-        return new
 
 
 MAX_WAITING = 8

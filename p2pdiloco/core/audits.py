@@ -364,7 +364,6 @@ class Auditor:
         if merge.syncer == shared.me:
             shared.out.put(CastOut(ours.words(), cause_of(ours)))
         else:
-            shared.distrust.add(merge.syncer, now)
             shared.excluded.found(ours)
 
     def _refute(self, accusation: Accusation) -> None:

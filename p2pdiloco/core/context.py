@@ -399,7 +399,6 @@ class FalseStates:
         self._found[header.digest()] = header.syncer, header.number
         for accusation in shared.accusations.of(subject.digest()):
             shared.accusations.settled(accusation)
-        shared.distrust.add(header.syncer, now)
         shared.excluded.found(Accusation(subject, shared.me, shared.sign("accusation", subject)))
 
 

@@ -123,15 +123,15 @@ class Gossip:
             self._shared.out.send(sender, each)
 
     def refuses(self, sender: str, now: float) -> bool:
-        """Tell whether nothing that this peer says is to be heard. It is told why, now and then."""
+        """Tell whether nothing that this peer says is to be heard. It is told why, now and then, and that is
+        recorded."""
         proof = self._excluded.proof_of(sender)
         if proof is None:
             return False
-        if self._excluded.first_time(sender):
-            self._refuse(sender, MessageFault.EXCLUDED)
         again_s, pause_s, _ = self._told.get(sender, (now, AGAIN_S, (0, False)))
         if now >= again_s:
             self._told[sender] = now + pause_s, min(2 * pause_s, LONGEST_S), (0, False)
+            self._refuse(sender, MessageFault.EXCLUDED)
             self._shared.out.send(sender, telling(proof))
         return True
 

@@ -117,11 +117,11 @@ def test_one_is_under_way_and_the_newest_waits() -> None:
 
 
 @pytest.mark.parametrize("how", list(AuditOutcome))
-def test_only_who_made_a_false_merge_is_distrusted(how: AuditOutcome) -> None:
+def test_only_who_made_a_false_merge_is_excluded(how: AuditOutcome) -> None:
     solo = node()
     (audit,) = found(applied(solo, 0.0), ev.Audit)
     assert str(how) in reasons(outcome(solo, audit, how), "audit")[0]
-    assert solo.core.shared.distrust.has("p1", solo.now) == (how is AuditOutcome.DIFFERENT)
+    assert ("p1" in solo.core.shared.excluded) == (how is AuditOutcome.DIFFERENT)
 
 
 def test_who_does_not_give_what_it_merged_is_distrusted_at_once_if_that_looks_wrong() -> None:
