@@ -385,8 +385,6 @@ def marks_of(table: Iterable[Watermark]) -> Marks:
 NO_VERSION = -1
 LOOK_EVERY_S = 2.0
 """Interval at which a seat's heads are looked at, and merged contributions that everybody has looked for."""
-MAX_WITNESSES = 256
-"""Seats of which each is waited for. Of more, those are that were heard: the others are in other groups."""
 
 
 class _Seen:
@@ -476,15 +474,14 @@ class Witnesses:
                 seen.sure = seen.lately = NO_VERSION
         for peer in self._seen.keys() - seats:
             del self._seen[peer]
-        waits = [peer for peer in seats if len(seats) <= MAX_WITNESSES or peer in self._seen]
-        known = [self._seen.get(peer) or _Seen(self._since_s) for peer in waits if peer != self._me]
+        known = [self._seen.get(peer) or _Seen(self._since_s) for peer in seats if peer != self._me]
         for seen in known:
             if seen.head is not None and self._chain.knows(seen.head.number, seen.head.digest):
                 self._note(seen, seen.head.number, now)
                 if seen.left:  # it will come back with a version of our chain, or not at all
                     seen.sure = MOST_VERSIONS
         head, versions = self._chain.head.number, sorted(seen.sure for seen in known)
-        may_lack = len(waits) // 3
+        may_lack = len(seats) // 3
         of_most = versions[may_lack] if may_lack < len(versions) else head
         horizon_s = now - self._timing.fork_horizon_s
         lately = min((seen.sure for seen in known if seen.heard_s >= horizon_s), default=head)
