@@ -21,12 +21,11 @@ from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.seating import NO_SEAT, stands
 from p2pdiloco.util import BoundedDict
 
-TOLD_AT_ONCE = 16
-"""Proofs that a peer is told at one go; the others the next time."""
 AGAIN_S, LONGEST_S = 4.0, 64.0
 """Time until a peer that does not exclude whom we exclude is told again: doubled every time, up to that."""
-TOLD_AFAR = 16
-"""Listed peers, beside those to which we talk, that are told of a new proof."""
+MOST_TOLD = 16
+"""Proofs and words that a peer is told at one go; and listed peers, beside those to which we talk, that are
+told of a new one."""
 
 
 class Gossip:
@@ -46,7 +45,6 @@ class Gossip:
         self._told: BoundedDict[str, tuple[float, float, tuple[int, bool]]] = BoundedDict()
         """Time at which each peer is told again, the pause after that, and what its heartbeat said: whom it
         excludes, and whether it is confirmed. Before that it believes nobody."""
-        self._turn = 0
         ours = self._excluded.restore(saved)
         if ours is not None:
             shared.out.put(CastOut(ours.words(), cause_of(ours)))
@@ -115,11 +113,7 @@ class Gossip:
         if said:
             self._shared.notices.greet(sender)  # it need not hear us otherwise
         news = [*map(telling, self._excluded.proofs), *map(Said, self._shared.papers.said.values())]
-        if not news:
-            return
-        first = self._turn % len(news)
-        self._turn = first + TOLD_AT_ONCE
-        for each in (news + news)[first : first + min(TOLD_AT_ONCE, len(news))]:
+        for each in self._shared.rng.sample(news, min(MOST_TOLD, len(news))):
             self._shared.out.send(sender, each)
 
     def refuses(self, sender: str, now: float) -> bool:
@@ -327,7 +321,7 @@ def audience(shared: Shared, now: float) -> list[str]:
     near = shared.view.members(now)
     known = {*near, shared.me}
     far = [peer for peer, _ in shared.listing.members if peer not in known]
-    return [*near, *shared.rng.sample(far, min(TOLD_AFAR, len(far)))]
+    return [*near, *shared.rng.sample(far, min(MOST_TOLD, len(far)))]
 
 
 def telling(proof: Evidence) -> Message:
