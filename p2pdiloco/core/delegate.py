@@ -359,10 +359,6 @@ class Seeking:
         return order[turn // len(span) % len(order)]
 
 
-MEETING_S = 1.0
-"""Time for which the members of a new group are waited for before a mere majority elects."""
-
-
 class LeafElectorate(Electorate):
     """Members of one leaf group."""
 
@@ -422,7 +418,7 @@ class LeafElectorate(Electorate):
 
     def ready(self, now: float) -> bool:
         voters, unheard = len(self.voters(now)), len(self._unheard(now))
-        return unheard == 0 or (2 * voters > voters + unheard)
+        return unheard == 0 or voters > unheard
 
     def others(self, now: float) -> list[str]:
         return self._ours("members", self._shared.view.members(now))
@@ -558,8 +554,7 @@ class UpperElectorate(Electorate):
 
     def ready(self, now: float) -> bool:
         voters, unknown = len(self.voters(now)), len(self._believed(now))
-        met = now >= self._since_s + MEETING_S and 2 * voters > voters + unknown
-        return unknown == 0 or met
+        return unknown == 0 or voters > unknown
 
     def others(self, now: float) -> list[str]:
         return self._peers(now, self._shared.view.members(now))
