@@ -62,7 +62,7 @@ class Candidates:
         """
         shared = self._context.shared
         doubled = min(self.losses + (self._group != WHOLE_RUN), MAX_DOUBLED)
-        later_s = shared.timing.hidden_wait_s if self.passed_over(now) else 0.0
+        later_s = shared.timing.settle_s if self.passed_over(now) else 0.0
         return self.our_rank(term, now) * shared.timing.stagger_s * (1 << doubled) + later_s
 
     def passed_over(self, now: float) -> bool:
@@ -91,7 +91,7 @@ class Candidates:
         made = max(self._context.chain.head.number, number) > certificate.base[0]
         ends = made and any(peer == candidate or self._up_to_date(peer) for peer in fitter)
         if fitness is Fitness.HIDDEN:
-            ends = made or now - self.taken_s >= self._context.shared.timing.hidden_wait_s
+            ends = made or now - self.taken_s >= self._context.shared.timing.settle_s
         return LEAVES_TO_OTHERS[fitness] if ends else ""
 
     def _up_to_date(self, peer: str, less: int = 0) -> bool:

@@ -261,7 +261,7 @@ class VoteJudge:
             if refusal is not None:
                 return refusal
         last = self._candidates.comes_last(candidate, certificate, now)
-        waits = last and self._office.open_s(now) < shared.timing.hidden_wait_s
+        waits = last and self._office.open_s(now) < shared.timing.settle_s
         return VoteRefusal.OUT_OF_TURN if waits else None
 
     def _why_not_over(

@@ -439,7 +439,7 @@ def test_who_made_nothing_of_its_office_gets_it_last() -> None:
     term = solo.fragment.office._terms.next()
     assert refusal(request(solo, "p1", term)) is VoteRefusal.OUT_OF_TURN
     assert sent(request(solo, "p2", term), msg.VoteGranted)
-    solo.wait(Timing().hidden_wait_s + 0.1)
+    solo.wait(Timing().settle_s + 0.1)
     term = solo.fragment.office._terms.next()
     assert sent(request(solo, "p1", term), msg.VoteGranted), "where nobody else could be elected"
 
@@ -539,7 +539,7 @@ def test_who_was_syncer_lately_gets_it_if_nobody_takes_it() -> None:
     solo = Solo(peers=PEERS)
     served(solo, "p1", "p2")
     solo.fragment.office._turn._not_before_s = solo.now + 60.0
-    solo.wait(Timing().hidden_wait_s + 0.1)
+    solo.wait(Timing().settle_s + 0.1)
     assert sent(request(solo, "p2", solo.fragment.office._terms.next()), msg.VoteGranted)
 
 
