@@ -41,6 +41,7 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.core.api.versions import (
     FEWEST_REFERENCES,
+    REMEMBERED,
     Mean,
     Plan,
     SignedVersion,
@@ -188,10 +189,8 @@ WATERMARK_VERSIONS = 1024
 """Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
 then."""
 LATELY_VERSIONS = 32
-"""Versions since a learner's newest merged contribution in which it counts as one that takes part."""
-REMEMBERED = 64
-"""Tables of children that are remembered for whoever asks next: a version's is worked out before it is
-committed, and in a simulator for thousands of nodes."""
+"""Versions since a learner's newest merged contribution in which it counts as one that takes part, and is
+waited for after the death of all."""
 
 
 class Marks:

@@ -403,8 +403,8 @@ class FalseStates:
 
 
 WITHIN_VERSIONS = 8
-"""Versions within which a false one is repaired: others have those in their logs, and see that there is such
-a one."""
+"""Versions by which an accused one may be behind our head, or ahead of it, and within which a false one is
+repaired: others have those in their logs, and what they merged."""
 
 
 class Repairs:

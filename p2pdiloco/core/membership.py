@@ -31,7 +31,7 @@ from p2pdiloco.core.api.versions import MemberList, is_group, leaf_index
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.candidates import ranking
 from p2pdiloco.core.capacity import asked_bits_per_s
-from p2pdiloco.core.chain import LOOK_EVERY_S, Chain
+from p2pdiloco.core.chain import LATELY_VERSIONS, LOOK_EVERY_S, Chain
 from p2pdiloco.core.follower import FollowState
 from p2pdiloco.core.fork_choice import Grounds
 from p2pdiloco.core.fragment import Fragment
@@ -354,10 +354,6 @@ class News:
             if self._beat < self._until_beat[index] or (self._beat - index) % ROUND_BEATS == 0:
                 carried.append((index, chain.head))
         return tuple(carried)
-
-
-LATELY_VERSIONS = 16
-"""Newest versions whose contributors are waited for after the death of all."""
 
 
 class Joining:

@@ -17,12 +17,14 @@ from p2pdiloco.core.api.papers import Word, paper_bytes
 from p2pdiloco.core.api.reasons import MessageFault
 from p2pdiloco.core.audit_state import STATEMENTS
 from p2pdiloco.core.base import Shared
+from p2pdiloco.core.context import WITHIN_VERSIONS
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.seating import NO_SEAT, stands
 from p2pdiloco.util import BoundedDict
 
-AGAIN_S, LONGEST_S = 4.0, 64.0
-"""Time until a peer that does not exclude whom we exclude is told again: doubled every time, up to that."""
+AGAIN_S = 4.0
+"""Time until a peer that does not exclude whom we exclude is told again: doubled every time, up to 16 times
+this."""
 MOST_TOLD = 16
 """Proofs and words that a peer is told at one go; and listed peers, beside those to which we talk, that are
 told of a new one."""
@@ -109,7 +111,7 @@ class Gossip:
             return
         if state != before:
             pause_s = AGAIN_S
-        self._told[sender] = now + pause_s, min(2 * pause_s, LONGEST_S), state
+        self._told[sender] = now + pause_s, min(2 * pause_s, 16 * AGAIN_S), state
         if said:
             self._shared.notices.greet(sender)  # it need not hear us otherwise
         news = [*map(telling, self._excluded.proofs), *map(Said, self._shared.papers.said.values())]
@@ -124,7 +126,7 @@ class Gossip:
             return False
         again_s, pause_s, _ = self._told.get(sender, (now, AGAIN_S, (0, False)))
         if now >= again_s:
-            self._told[sender] = now + pause_s, min(2 * pause_s, LONGEST_S), (0, False)
+            self._told[sender] = now + pause_s, min(2 * pause_s, 16 * AGAIN_S), (0, False)
             self._refuse(sender, MessageFault.EXCLUDED)
             self._shared.out.send(sender, telling(proof))
         return True
@@ -168,10 +170,6 @@ class Gossip:
         for peer in audience(self._shared, now):
             if peer != giver:
                 self._shared.out.send(peer, news)
-
-
-NEAR = 8
-"""Versions by which an accused one may be behind our head, or ahead of it: of others nothing can be had."""
 
 
 class Hearing:
@@ -276,7 +274,7 @@ class Hearing:
             return False
         ahead = subject.number - fragment.chain.head.number
         here = ahead > 0 or fragment.chain.knows(subject.number, subject.version_digest())
-        news = here and abs(ahead) <= NEAR and not fragment.auditor.found_false(subject)
+        news = here and abs(ahead) <= WITHIN_VERSIONS and not fragment.auditor.found_false(subject)
         return news and shared.accusations.hears(accuser, now)
 
 
