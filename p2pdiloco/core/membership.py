@@ -498,10 +498,6 @@ class Joining:
         return f"somebody with the run's state; {here} are here without" if here else "a member"
 
 
-TRY_WITHIN_S = 30.0
-"""Time for which a state that came waits for those of other fragments that are not on their way yet."""
-
-
 class Trial:
     """Trial of states that others gave, on this node's own data, before they are taken.
 
@@ -527,7 +523,8 @@ class Trial:
         self._since_s = min(self._since_s, now)
         others = [fragment.follower for fragment in self._fragments if not fragment.follower.held]
         comes = any(follower.state is FollowState.COPYING for follower in others)
-        soon = any(follower.behind(now) for follower in others) and now < self._since_s + TRY_WITHIN_S
+        due_s = self._since_s + self._shared.timing.resume_alone_s
+        soon = now < due_s and any(follower.behind(now) for follower in others)
         if not (comes or soon):
             self._under_way, self._since_s = True, math.inf
             self._shared.out.ask(TryStates(held), partial(self._over, held))
