@@ -508,8 +508,6 @@ FIRST_LONGEST = 8.0
 """Length to which one is cut in version 1, before which none was measured."""
 FIRST_REACH = 0.25
 """Reach of version 0, as a share of its own length: first strides of twice that are not cut."""
-SHORT = 8
-"""Divisor of H: contributions of fewer inner steps say little about what is usual."""
 FASTEST = 8
 """Divisor of a step: unit and reach move by so small a part of the way to the newest value."""
 FINDING_VERSIONS, FINDING = 16, 2
@@ -693,8 +691,7 @@ def _usual_length(parts: Sequence[Contributor], period: int) -> float:
     about the square root of their number."""
     trusted = [part for part in parts if part.trust > LEAST_TRUST] or list(parts)
     trusted = [part for part in trusted if part.votes]
-    whole = [part for part in trusted if SHORT * part.inner_steps >= period] or trusted
-    found = sorted(part.length / math.sqrt(min(1.0, part.inner_steps / period)) for part in whole)
+    found = sorted(part.length / math.sqrt(min(1.0, part.inner_steps / period)) for part in trusted)
     return found[(len(found) - 1) // 2] if found else 0.0
 
 
