@@ -417,23 +417,16 @@ def grace_window_s(
     return max(0.0, min(max(fraction * slack_s, answer_s), cap_s))
 
 
-def answer_bound_s(inner_steps: int, step_s: float, level: int = 0) -> float:
+def answer_bound_s(inner_steps: int, step_s: float) -> float:
     """Compute the most that is waited beyond the slack: a share (`ANSWER_SHARE`) of the time between two
-    contributions of a learner, so that a round has ended before the next one is due. Above the leaves, where
-    those below have such a window first, half as much again."""
-    return ANSWER_SHARE * inner_steps * step_s * (1.5 if level else 1.0)
+    contributions of a learner, so that a round has ended before the next one is due."""
+    return ANSWER_SHARE * inner_steps * step_s
 
 
 def patience_s(floor_s: float, round_s: float, delay_steps: int, step_s: float) -> float:
     """Compute how long a learner waits for the version that contains what its syncer took: four times what
     such rounds take, their payloads' way included, or four times tau inner steps."""
     return max(floor_s, 4 * round_s, 4 * delay_steps * step_s)
-
-
-def grace_cap_s(cap_s: float, level: int) -> float:
-    """Compute the cap of the windows on that level: peers that are called there first have a window of their
-    own."""
-    return cap_s * (level + 1)
 
 
 def backoff_s(first_s: float, attempt: int) -> float:

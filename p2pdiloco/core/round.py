@@ -20,7 +20,6 @@ from p2pdiloco.core.base import (
     RHYTHM_SHARE,
     Shared,
     answer_bound_s,
-    grace_cap_s,
     grace_window_s,
     patience_s,
 )
@@ -617,7 +616,7 @@ class ClosingCalls:
             quorum_s,
             sync_s,
             config.grace_fraction,
-            grace_cap_s(config.grace_cap_s, self._level),
+            config.grace_cap_s,
             min(answer_s, self._bound_s(now)),
         )
 
@@ -666,7 +665,7 @@ class ClosingCalls:
         step_s = self._shared.median_step_s(now)
         if step_s <= 0:
             return self._shared.timing.answer_floor_s
-        return answer_bound_s(self._shared.config.inner_steps, step_s, self._level)
+        return answer_bound_s(self._shared.config.inner_steps, step_s)
 
 
 CALLED_SHARE = 0.6
@@ -722,7 +721,7 @@ class ClosingWindow:
     def called(self, sender: str, call: Closing) -> float:
         """Take in that the syncer above closes its own round. Compute how long ours may be open then."""
         self._called_by = (sender, call)
-        cap_s = grace_cap_s(self._shared.config.grace_cap_s, self._level + 1)
+        cap_s = self._shared.config.grace_cap_s
         closes_in_s = call.closes_in_s if 0.0 <= call.closes_in_s <= cap_s else cap_s
         return CALLED_SHARE * closes_in_s
 
