@@ -359,16 +359,15 @@ class Guidance:
         return waited_s >= self._timing.genesis_wait_s or (waited_s >= 0 and not self._view.unheard(now))
 
 
-ANSWER_SHARE = 0.75
-"""Share of the sync interval, H inner steps, that a round may wait for answers to its closing call."""
+WAITED_SHARE = 0.75
+"""Share of a time that a round may wait: of the sync interval, H inner steps, for answers to its closing
+call; of the patience of those that are in, for payloads on their way. A merge and a version follow."""
 
 RHYTHM_SHARE = 0.5
 """Share of the time that the fastest learner takes for H inner steps: no round begins sooner after a
 version."""
 ARRIVAL_INTERVALS = 16
 """Sync intervals for which a round that no majority is in waits for payloads that are on their way."""
-ARRIVAL_SHARE = 0.75
-"""Share of the patience of those that are in for which a round waits so: a merge and a version follow."""
 
 
 class AnswerTime:
@@ -418,9 +417,9 @@ def grace_window_s(
 
 
 def answer_bound_s(inner_steps: int, step_s: float) -> float:
-    """Compute the most that is waited beyond the slack: a share (`ANSWER_SHARE`) of the time between two
+    """Compute the most that is waited beyond the slack: a share (`WAITED_SHARE`) of the time between two
     contributions of a learner, so that a round has ended before the next one is due."""
-    return ANSWER_SHARE * inner_steps * step_s
+    return WAITED_SHARE * inner_steps * step_s
 
 
 def patience_s(floor_s: float, round_s: float, delay_steps: int, step_s: float) -> float:

@@ -16,8 +16,8 @@ from p2pdiloco.core.api.types import Head, Ticket
 from p2pdiloco.core.api.versions import SignedOffer
 from p2pdiloco.core.base import (
     ARRIVAL_INTERVALS,
-    ARRIVAL_SHARE,
     RHYTHM_SHARE,
+    WAITED_SHARE,
     Shared,
     answer_bound_s,
     grace_window_s,
@@ -630,7 +630,7 @@ class ClosingCalls:
             if not held.own:
                 took_s, floor_s = held.ready_s - held.arrived_s, shared.timing.answer_floor_s
                 patient_s = patience_s(floor_s, took_s, config.delay_steps, step_s)
-                until_s = min(until_s, held.ready_s + ARRIVAL_SHARE * patient_s)
+                until_s = min(until_s, held.ready_s + WAITED_SHARE * patient_s)
         return until_s
 
     def outruns(self, chain: Chain, ready: Iterable[Held], now: float) -> bool:
