@@ -25,7 +25,7 @@ from kit import (
     table,
     word,
 )
-from known_flaws import given, known_flaw
+from known_flaws import given
 from msgspec.structs import replace
 
 from p2pdiloco.core.api import events as ev
