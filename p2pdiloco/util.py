@@ -36,13 +36,17 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+MOST_NOTED = 512
+"""Usual bound of a table, where nothing but memory asks for one."""
+
+
 class BoundedDict(OrderedDict[K, V]):
     """Table of at most so many entries: one too many, and the one that was set longest ago is forgotten.
 
     What peers make us remember must have a bound.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int = MOST_NOTED) -> None:
         super().__init__()
         self._most = most
 

@@ -117,8 +117,6 @@ SUSPICIOUS = 0.5
 """Share of the cosine that its contributor expects of an update; with less it is audited."""
 LEAST_COSINE = 0.05
 """Least expected cosine from which anything can be concluded."""
-MAX_KNOWN = 8
-"""Number of merges that were made again last, and need not be where one is accused."""
 
 
 class Auditor:
@@ -153,7 +151,7 @@ class Auditor:
         self._under_way: AuditedMerge | None = None
         self._givers: tuple[str, ...] = ()
         """Accusers of what is under way who were asked for what they have."""
-        self._right: BoundedDict[bytes, bool] = BoundedDict(MAX_KNOWN)
+        self._right: BoundedDict[bytes, bool] = BoundedDict()
         """Merges that we made again, and whether we found them right."""
         self._looks_wrong: bytes | None = None
         """Newest version of one group that looks wrong."""
@@ -368,7 +366,6 @@ class Auditor:
         if merge.syncer == shared.me:
             shared.out.put(CastOut(ours.words(), cause_of(ours)))
         else:
-            shared.distrust.add(merge.syncer, Cause.FALSE, now)
             shared.excluded.found(ours)
 
     def _refute(self, accusation: Accusation) -> None:

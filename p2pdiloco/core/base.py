@@ -71,7 +71,7 @@ class Shared:
         self.rng = rng
         self.notices = notices
         self.out = Outbox()
-        self.health = Health()
+        self.health = Health(config.timing)
         self.papers = Papers(config.run, config.owners, crypto.verify)
         self.excluded = Excluded(config.run, me, crypto.verify, self._is_known, self.has_seat)
         """Members that are shown to have lied."""
@@ -81,7 +81,7 @@ class Shared:
         """Guidance on whom to believe, if we began with nothing."""
         self.confirmed = False
         """True: this node holds versions that peers confirm, so it votes, stands, and serves."""
-        self.vote_disk = VoteDisk(notices.vote_disk)
+        self.vote_disk = VoteDisk(notices.vote_disk, config.timing.suspect_s)
         """Ability to save votes: while it is lost, this node neither votes nor stands."""
         self.reach = Reach.DIRECT
         """Ways in which others can reach us."""
@@ -359,16 +359,15 @@ class Guidance:
         return waited_s >= self._timing.genesis_wait_s or (waited_s >= 0 and not self._view.unheard(now))
 
 
-ANSWER_SHARE = 0.75
-"""Share of the sync interval, H inner steps, that a round may wait for answers to its closing call."""
+WAITED_SHARE = 0.75
+"""Share of a time that a round may wait: of the sync interval, H inner steps, for answers to its closing
+call; of the patience of those that are in, for payloads on their way. A merge and a version follow."""
 
 RHYTHM_SHARE = 0.5
 """Share of the time that the fastest learner takes for H inner steps: no round begins sooner after a
 version."""
 ARRIVAL_INTERVALS = 16
 """Sync intervals for which a round that no majority is in waits for payloads that are on their way."""
-ARRIVAL_SHARE = 0.75
-"""Share of the patience of those that are in for which a round waits so: a merge and a version follow."""
 
 
 class AnswerTime:
@@ -417,23 +416,16 @@ def grace_window_s(
     return max(0.0, min(max(fraction * slack_s, answer_s), cap_s))
 
 
-def answer_bound_s(inner_steps: int, step_s: float, level: int = 0) -> float:
-    """Compute the most that is waited beyond the slack: a share (`ANSWER_SHARE`) of the time between two
-    contributions of a learner, so that a round has ended before the next one is due. Above the leaves, where
-    those below have such a window first, half as much again."""
-    return ANSWER_SHARE * inner_steps * step_s * (1.5 if level else 1.0)
+def answer_bound_s(inner_steps: int, step_s: float) -> float:
+    """Compute the most that is waited beyond the slack: a share (`WAITED_SHARE`) of the time between two
+    contributions of a learner, so that a round has ended before the next one is due."""
+    return WAITED_SHARE * inner_steps * step_s
 
 
 def patience_s(floor_s: float, round_s: float, delay_steps: int, step_s: float) -> float:
     """Compute how long a learner waits for the version that contains what its syncer took: four times what
     such rounds take, their payloads' way included, or four times tau inner steps."""
     return max(floor_s, 4 * round_s, 4 * delay_steps * step_s)
-
-
-def grace_cap_s(cap_s: float, level: int) -> float:
-    """Compute the cap of the windows on that level: peers that are called there first have a window of their
-    own."""
-    return cap_s * (level + 1)
 
 
 def earliest(times: Iterable[float | None]) -> float | None:

@@ -20,7 +20,6 @@ from p2pdiloco.util import BoundedDict
 
 MAX_DOUBLED = 3
 """Limit of doublings of what each rank waits."""
-MOST = 256
 
 
 class Candidates:
@@ -30,7 +29,7 @@ class Candidates:
         self._context = context
         self._group = group
         self._electorate = electorate
-        self._had: BoundedDict[str, None] = BoundedDict(MOST)
+        self._had: BoundedDict[str, None] = BoundedDict()
         """Syncers in the order in which they made a version, or nothing of the office, the last one last."""
         self._seen: VersionHeader | None = None
         self._of: tuple[int, list[str], frozenset[str]] = (0, [], frozenset())
@@ -64,7 +63,7 @@ class Candidates:
         """
         shared = self._context.shared
         doubled = min(self.losses + (self._group != WHOLE_RUN), MAX_DOUBLED)
-        later_s = shared.timing.hidden_wait_s if self.passed_over(now) else 0.0
+        later_s = shared.timing.settle_s if self.passed_over(now) else 0.0
         return self.our_rank(term, now) * shared.timing.stagger_s * (1 << doubled) + later_s
 
     def passed_over(self, now: float) -> bool:
@@ -93,7 +92,7 @@ class Candidates:
         made = max(self._context.chain.head.number, number) > certificate.base[0]
         ends = made and any(peer == candidate or self._up_to_date(peer) for peer in fitter)
         if fitness is Fitness.HIDDEN:
-            ends = made or now - self.taken_s >= self._context.shared.timing.hidden_wait_s
+            ends = made or now - self.taken_s >= self._context.shared.timing.settle_s
         return LEAVES_TO_OTHERS[fitness] if ends else ""
 
     def _up_to_date(self, peer: str, less: int = 0) -> bool:
@@ -164,10 +163,6 @@ class Candidates:
         return not made and chain.head.number < certificate.base[0] + most
 
 
-REST_S = 10.0
-"""Time for which this member does not stand again against a holder that others count on."""
-
-
 class Trust:
     """Trust of one member in one group's syncer, by what it has seen itself.
 
@@ -194,8 +189,9 @@ class Trust:
         self.suspected = why
 
     def overruled(self, certificate: Certificate, now: float) -> None:
-        """Take in that those that refused us their votes count on it, where we do not."""
-        self._rests_until_s = now + REST_S
+        """Take in that those that refused us their votes count on it, where we do not. To stand against it
+        again soon would be in vain."""
+        self._rests_until_s = now + self._shared.timing.member_ttl_s
         self._stays_term = certificate.term
 
     def stays(self, certificate: Certificate) -> bool:

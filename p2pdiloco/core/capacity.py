@@ -159,10 +159,6 @@ class UplinkMeter:
         return measured if measured < math.inf else self._remembered
 
 
-TRY_EVERY_S = 3.0
-"""Interval at which a disk that refused a vote is tried with it again."""
-
-
 class VoteDisk:
     """State of the disk for votes. It tries by itself whether there is room again.
 
@@ -173,9 +169,11 @@ class VoteDisk:
 
     Args:
         on_change: called with the reason once votes can be saved no more, or again.
+        every_s: interval at which a disk that refused a vote is tried with it again.
     """
 
-    def __init__(self, on_change: Callable[[str, float], None]) -> None:
+    def __init__(self, on_change: Callable[[str, float], None], every_s: float) -> None:
+        self._every_s = every_s
         self.works = True
         """True: votes can be saved, for all that is known."""
         self._on_change = on_change
@@ -191,7 +189,7 @@ class VoteDisk:
     def failed(self, again: Callable[[], None], why: str, now: float) -> None:
         """Take in that the disk did not. `again` saves that vote once more: it binds us, whoever heard of
         it."""
-        self._again, self._try_s = again, now + TRY_EVERY_S
+        self._again, self._try_s = again, now + self._every_s
         if self.works:
             self.works = False
             self._on_change(f"no vote until one can be saved: {why}", now)
@@ -199,5 +197,5 @@ class VoteDisk:
     def poll(self, now: float) -> None:
         """Try again, if it is time."""
         if not self.works and now >= self._try_s:
-            self._try_s = now + TRY_EVERY_S
+            self._try_s = now + self._every_s
             self._again()

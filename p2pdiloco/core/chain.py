@@ -25,6 +25,7 @@ from p2pdiloco.core.api.types import (
     FULL_TRUST,
     LEAST_TRUST,
     MAX_CONTRIBUTORS,
+    MAX_PEERS,
     NEVER,
     NO_LIMITS,
     Attestation,
@@ -40,6 +41,7 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.core.api.versions import (
     FEWEST_REFERENCES,
+    REMEMBERED,
     Mean,
     Plan,
     SignedVersion,
@@ -186,14 +188,9 @@ class Chain:
 WATERMARK_VERSIONS = 1024
 """Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
 then."""
-MAX_SEATLESS = 4096
-"""Marks of learners without a seat in one table: they have places of their own, so that however many come
-never push out a seat's."""
 LATELY_VERSIONS = 32
-"""Versions since a learner's newest merged contribution in which it counts as one that takes part."""
-REMEMBERED = 64
-"""Tables of children that are remembered for whoever asks next: a version's is worked out before it is
-committed, and in a simulator for thousands of nodes."""
+"""Versions since a learner's newest merged contribution in which it counts as one that takes part, and is
+waited for after the death of all."""
 
 
 class Marks:
@@ -352,9 +349,9 @@ class Marks:
         floor = number - WATERMARK_VERSIONS
         kept = [mark for _, mark in sorted(table.items()) if mark.number >= floor or mark.seat]
         seatless = [mark for mark in kept if not mark.seat]
-        if len(seatless) > MAX_SEATLESS:
+        if len(seatless) > MAX_PEERS:  # in places of their own: they push out no seat's
             seatless.sort(key=lambda mark: (-mark.number, mark.learner))
-            kept = [mark for mark in kept if mark.seat] + seatless[:MAX_SEATLESS]
+            kept = [mark for mark in kept if mark.seat] + seatless[:MAX_PEERS]
             kept.sort(key=lambda mark: mark.learner)
         if not papers:
             return tuple(kept)
@@ -386,9 +383,7 @@ def marks_of(table: Iterable[Watermark]) -> Marks:
 
 NO_VERSION = -1
 LOOK_EVERY_S = 2.0
-"""Interval at which a seat's heads are looked at; heartbeats in between are skipped."""
-MAX_WITNESSES = 256
-"""Seats of which each is waited for. Of more, those are that were heard: the others are in other groups."""
+"""Interval at which a seat's heads are looked at, and merged contributions that everybody has looked for."""
 
 
 class _Seen:
@@ -478,15 +473,14 @@ class Witnesses:
                 seen.sure = seen.lately = NO_VERSION
         for peer in self._seen.keys() - seats:
             del self._seen[peer]
-        waits = [peer for peer in seats if len(seats) <= MAX_WITNESSES or peer in self._seen]
-        known = [self._seen.get(peer) or _Seen(self._since_s) for peer in waits if peer != self._me]
+        known = [self._seen.get(peer) or _Seen(self._since_s) for peer in seats if peer != self._me]
         for seen in known:
             if seen.head is not None and self._chain.knows(seen.head.number, seen.head.digest):
                 self._note(seen, seen.head.number, now)
                 if seen.left:  # it will come back with a version of our chain, or not at all
                     seen.sure = MOST_VERSIONS
         head, versions = self._chain.head.number, sorted(seen.sure for seen in known)
-        may_lack = len(waits) // 3
+        may_lack = len(seats) // 3
         of_most = versions[may_lack] if may_lack < len(versions) else head
         horizon_s = now - self._timing.fork_horizon_s
         lately = min((seen.sure for seen in known if seen.heard_s >= horizon_s), default=head)
@@ -514,8 +508,6 @@ FIRST_LONGEST = 8.0
 """Length to which one is cut in version 1, before which none was measured."""
 FIRST_REACH = 0.25
 """Reach of version 0, as a share of its own length: first strides of twice that are not cut."""
-SHORT = 8
-"""Divisor of H: contributions of fewer inner steps say little about what is usual."""
 FASTEST = 8
 """Divisor of a step: unit and reach move by so small a part of the way to the newest value."""
 FINDING_VERSIONS, FINDING = 16, 2
@@ -699,8 +691,7 @@ def _usual_length(parts: Sequence[Contributor], period: int) -> float:
     about the square root of their number."""
     trusted = [part for part in parts if part.trust > LEAST_TRUST] or list(parts)
     trusted = [part for part in trusted if part.votes]
-    whole = [part for part in trusted if SHORT * part.inner_steps >= period] or trusted
-    found = sorted(part.length / math.sqrt(min(1.0, part.inner_steps / period)) for part in whole)
+    found = sorted(part.length / math.sqrt(min(1.0, part.inner_steps / period)) for part in trusted)
     return found[(len(found) - 1) // 2] if found else 0.0
 
 

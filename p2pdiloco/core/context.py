@@ -20,7 +20,6 @@ from p2pdiloco.core.api.types import Certificate, Contributor, Reach
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader, parse_group
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.chain import Chain, plan_of
-from p2pdiloco.core.distrust import Cause
 from p2pdiloco.core.roster import Roster
 from p2pdiloco.errors import invariant
 from p2pdiloco.util import BoundedDict
@@ -329,9 +328,6 @@ def _epoch(group: str) -> int:
     return -1 if parsed is None else parsed[0]
 
 
-MAX_FALSE = 16
-
-
 class FalseStates:
     """Versions of one fragment whose headers state another state than their update makes, as this node found.
 
@@ -344,7 +340,7 @@ class FalseStates:
 
     def __init__(self, shared: Shared, chain: Chain) -> None:
         self._shared, self._chain = shared, chain
-        self._found: BoundedDict[bytes, tuple[str, int]] = BoundedDict(MAX_FALSE)
+        self._found: BoundedDict[bytes, tuple[str, int]] = BoundedDict()
         """Digest of each false version -> its syncer and number."""
 
     def __contains__(self, digest: object) -> bool:
@@ -403,14 +399,12 @@ class FalseStates:
         self._found[header.digest()] = header.syncer, header.number
         for accusation in shared.accusations.of(subject.digest()):
             shared.accusations.settled(accusation)
-        shared.distrust.add(header.syncer, Cause.FALSE, now)
         shared.excluded.found(Accusation(subject, shared.me, shared.sign("accusation", subject)))
 
 
-MAX_REMADE = 4
 WITHIN_VERSIONS = 8
-"""Versions within which a false one is repaired: others have those in their logs, and see that there is such
-a one."""
+"""Versions by which an accused one may be behind our head, or ahead of it, and within which a false one is
+repaired: others have those in their logs, and what they merged."""
 
 
 class Repairs:
@@ -428,7 +422,7 @@ class Repairs:
 
     def __init__(self, shared: Shared, chain: Chain) -> None:
         self._shared, self._chain = shared, chain
-        self._remade: BoundedDict[bytes, bool] = BoundedDict(MAX_REMADE)
+        self._remade: BoundedDict[bytes, bool] = BoundedDict()
         """Versions that we found false, and whose true update we have."""
 
     def remade(self, digest: bytes) -> None:
@@ -465,7 +459,8 @@ class Repairs:
         return VersionFault.FALSE_REPAIR if has_all else None
 
 
-MAX_ATTESTERS, MOST_KEPT = 256, 4
+MOST_KEPT = 4
+"""Attestations of one seat that are compared with its next."""
 
 
 class SeenAttestations:
@@ -476,7 +471,7 @@ class SeenAttestations:
 
     def __init__(self, shared: Shared, fragment: int, chain: Chain) -> None:
         self._shared, self._fragment, self._chain = shared, fragment, chain
-        self._seen: BoundedDict[str, tuple[SignedWork, ...]] = BoundedDict(MAX_ATTESTERS)
+        self._seen: BoundedDict[str, tuple[SignedWork, ...]] = BoundedDict()
 
     def seen(self, giver: str, parts: Sequence[Contributor]) -> None:
         """Compare those of these contributions, which a peer gave, with those before."""

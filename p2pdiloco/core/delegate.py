@@ -16,6 +16,7 @@ from p2pdiloco.core.api.events import MergePartial, Offer, OfferAnswered, Partia
 from p2pdiloco.core.api.messages import OfficeQuery
 from p2pdiloco.core.api.reasons import Suspicion, Then
 from p2pdiloco.core.api.types import (
+    MAX_PEERS,
     Certificate,
     Contributor,
     MergeLimits,
@@ -233,12 +234,10 @@ class Delegate:
             self.partial = None
 
 
-KEPT_S = 10.0
-"""Time for which an asked peer gets our heartbeats."""
 TRIES_EACH = 3
 """Questions to a probable member before the next is asked: whoever is elected there, it will know."""
 ASKED_PER_CHILD = 8
-"""Limit of peers asked in `KEPT_S`, per group below: strangers' certificates may name any number of them."""
+"""Limit of peers asked in `member_ttl_s`, per group below: strangers' certificates may name any number."""
 
 
 class _Search:
@@ -268,8 +267,7 @@ class Seeking:
         self._electorate = electorate
         self._searches: dict[str, _Search] = {}
         self._asked: dict[str, float] = {}
-        """Time at which each peer was asked. Bounded: entries are dropped after `KEPT_S`, and searches back
-        off."""
+        """Time at which each peer was asked: it is kept for `member_ttl_s`, and searches back off."""
 
         self.due_s: float | None = None
         """Time at which the next one is to be asked."""
@@ -289,7 +287,8 @@ class Seeking:
 
     def neighbours(self, now: float) -> list[str]:
         """List the peers that we asked lately."""
-        self._asked = {peer: at_s for peer, at_s in self._asked.items() if now - at_s < KEPT_S}
+        kept_s = self._shared.timing.member_ttl_s
+        self._asked = {peer: at_s for peer, at_s in self._asked.items() if now - at_s < kept_s}
         return list(self._asked)
 
     def learned(self, certificate: Certificate, now: float) -> None:
@@ -361,15 +360,6 @@ class Seeking:
         return order[turn // len(span) % len(order)]
 
 
-MEETING_S = 1.0
-"""Time for which the members of a new group are waited for before a mere majority elects."""
-
-MAX_ASKED = 8192
-"""Peers of which it is remembered whether they belong to a leaf group, twice as many as a view knows."""
-BELIEF = 2.0
-"""Multiple of `suspect_s` for which groups below whose syncer is unknown count in a majority."""
-
-
 class LeafElectorate(Electorate):
     """Members of one leaf group."""
 
@@ -385,7 +375,7 @@ class LeafElectorate(Electorate):
         self._plan = plan
         self._index = index
         self._since_s = since_s
-        self._mine: BoundedDict[str, bool] = BoundedDict(MAX_ASKED)
+        self._mine: BoundedDict[str, bool] = BoundedDict(2 * MAX_PEERS)
         self._derived = Derived()
 
     def _belongs(self, peer: str) -> bool:
@@ -429,7 +419,7 @@ class LeafElectorate(Electorate):
 
     def ready(self, now: float) -> bool:
         voters, unheard = len(self.voters(now)), len(self._unheard(now))
-        return unheard == 0 or (2 * voters > voters + unheard)
+        return unheard == 0 or voters > unheard
 
     def others(self, now: float) -> list[str]:
         return self._ours("members", self._shared.view.members(now))
@@ -539,8 +529,8 @@ class UpperElectorate(Electorate):
         return [child for child in self.children if child not in known and any(self._listed(child))]
 
     def _believed(self, now: float) -> list[str]:
-        """List the unknown ones in which a seat is: the others may be names only."""
-        if now >= self._since_s + BELIEF * self._shared.timing.suspect_s:
+        """List the unknown ones in which a seat is, while groups are new: the others may be names only."""
+        if now >= self._since_s + self._shared.timing.settle_s:
             return []
         return [child for child in self.unknown(now) if any(map(self._counts, self._listed(child)))]
 
@@ -565,8 +555,7 @@ class UpperElectorate(Electorate):
 
     def ready(self, now: float) -> bool:
         voters, unknown = len(self.voters(now)), len(self._believed(now))
-        met = now >= self._since_s + MEETING_S and 2 * voters > voters + unknown
-        return unknown == 0 or met
+        return unknown == 0 or voters > unknown
 
     def others(self, now: float) -> list[str]:
         return self._peers(now, self._shared.view.members(now))

@@ -45,7 +45,6 @@ class Excluded:
         self._counts = counts
         self._votes = votes
         self._proofs: dict[str, Evidence] = {}
-        self._noted: set[str] = set()
         self._found: deque[tuple[Evidence, str, bool]] = deque(maxlen=MAX_FOUND)
         self.mark = 0
         """Number that says whom we exclude (`fingerprint`)."""
@@ -131,7 +130,6 @@ class Excluded:
             if not idle:
                 return False
             del self._proofs[idle[0]]
-            self._noted.discard(idle[0])
         self._proofs[culprit] = proof
         self.mark = fingerprint(set(self._proofs))
         return True
@@ -143,12 +141,6 @@ class Excluded:
                 self._proofs[proof.culprit()] = proof
         self.mark = fingerprint(set(self._proofs))
         return self._proofs.get(self._me)
-
-    def first_time(self, peer: str) -> bool:
-        """Tell whether this is the first message of that excluded peer: only that one is recorded."""
-        new = peer not in self._noted
-        self._noted.add(peer)
-        return new
 
 
 @direct_members
@@ -176,7 +168,6 @@ class Cause(Enum):
 
 OF_OFFICE = Cause.FALSE, Cause.WITHHELD, Cause.LEFT_OUT, Cause.USELESS
 """Causes for which a peer is counted on in no office, and gets no vote of ours."""
-MAX_NOTED = 512
 NEVER_NOTED = 0, -math.inf
 
 
@@ -188,7 +179,7 @@ class Distrust:
 
     def __init__(self) -> None:
         # A table for each cause: what costs a peer nothing pushes nobody out who did worse.
-        self.noted = {cause: BoundedDict[str, tuple[int, float]](MAX_NOTED) for cause in Cause}
+        self.noted = {cause: BoundedDict[str, tuple[int, float]]() for cause in Cause}
         """Peers that gave each cause: how often since they were forgiven, and when distrust ends."""
 
     def add(self, peer: str, cause: Cause, now: float, least_s: float = 0.0) -> bool:

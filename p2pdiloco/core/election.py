@@ -61,10 +61,6 @@ OFFICE_TABLE = {
 }
 
 
-VAIN_S = 3.0
-"""Time for which an office is open until a candidate that gets our vote counts as one that had it."""
-
-
 class Office:
     """Office of one group's syncer, as one member sees it: who holds it, for how long, and how it is filled
     again.
@@ -322,7 +318,7 @@ class Office:
         if self.holding:
             self.lay_down("a majority may elect another")
         self._turn.voted(now + self._shared.timing.election_timeout_s)
-        if self.open_s(now) >= VAIN_S:
+        if self.open_s(now) >= self._shared.timing.suspect_s:  # others had our vote before, in vain
             self._candidates.had(sender)
         if self._voter.gave(sender, request.term):
             self._shared.out.put(granted)
@@ -494,10 +490,6 @@ class Turn:
         return now >= self.due_s
 
 
-MAX_ASKED = 64
-"""Claimants that were asked last and are remembered."""
-
-
 class Inquiry:
     """Inquiry after the certificate of one group's office.
 
@@ -511,7 +503,7 @@ class Inquiry:
         self._shared = context.shared
         self._fragment = context.index
         self._group = group
-        self._asked_s: BoundedDict[str, float] = BoundedDict(MAX_ASKED)
+        self._asked_s: BoundedDict[str, float] = BoundedDict()
         """Times at which claimants were asked: each has its own pause, or one that claims what it has not,
         again and again, would keep us from asking whoever has it."""
 

@@ -302,9 +302,7 @@ class Follower:
                 self._unless_supported(peer, now)
             self._done(now, ok=False)
         else:
-            # Fewer may be here than were where it was elected.
-            mild = fault is VersionFault.UNELECTED and not self._unproven
-            self._disappointed(peer, not mild, now)
+            self._disappointed(peer, True, now)
         self._need_state = self._need_state or forked
 
     def _why_not(self, version: SignedVersion, giver: str, now: float) -> VersionFault | None:

@@ -21,12 +21,8 @@ from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.members import Derived
 from p2pdiloco.util import BoundedDict
 
-MAX_SUPPORTED = 256
 TRUSTED_PLACES = 6
 """Seats that a chain ever had up to which each is trusted: friends know each other."""
-APART_S = 6.0
-"""Time without support after which our head is left: others may be on their way to it, or have not said yet
-where they are."""
 FEWEST = 3
 """Voices, this node included, of which one alone is no support."""
 
@@ -60,7 +56,7 @@ class ForkChoice:
     are the seats that are here, and ourselves; of a newcomer those that `Guidance` names.
 
     1. The head that has support is the run's; of two halves the heavier one.
-    2. A lighter one than ours is followed only once ours has had none for a while (`APART_S`): those
+    2. A lighter one than ours is followed only once ours has had none for a while (`settle_s`): those
        who stand on it may be on their way here.
     3. Where no head has support for long (`resume_alone_s`), the one is followed on which most stand, then
        the heaviest.
@@ -85,7 +81,7 @@ class ForkChoice:
         """Heads that are to be followed, by who names them, as of the last look."""
         self.unproven: dict[str, Head] = {}
         """Heavier heads whose members do not count, where nothing else is to be followed."""
-        self._supported: BoundedDict[Head, int] = BoundedDict(MAX_SUPPORTED)
+        self._supported: BoundedDict[Head, int] = BoundedDict()
         """Heads that have, or had, support, and of how many. A copy may take longer than its version is the
         head."""
         self._chosen: set[Head] = set()
@@ -96,8 +92,8 @@ class ForkChoice:
         self._since_s = math.inf
         """Time since which our head has no support, and others name another."""
         self.apart = False
-        """True: that was so for a while (`APART_S`), as of the last look."""
-        self._refused: BoundedDict[bytes, None] = BoundedDict(MAX_SUPPORTED)
+        """True: that was so for a while (`settle_s`), as of the last look."""
+        self._refused: BoundedDict[bytes, None] = BoundedDict()
         """Digests of versions whose states were worse than ours."""
         self._basis: Basis | None = None
         self.begins = False
@@ -142,7 +138,8 @@ class ForkChoice:
 
     def deadline(self) -> float | None:
         """Time at which our head will have had no support for a while, or for long; None: it has."""
-        due_s = (self._since_s + wait_s for wait_s in (APART_S, self._shared.timing.resume_alone_s))
+        timing = self._shared.timing
+        due_s = (self._since_s + wait_s for wait_s in (timing.settle_s, timing.resume_alone_s))
         return earliest(at_s for at_s in due_s if self._looked_s < at_s < math.inf)
 
     @property
@@ -291,7 +288,7 @@ class ForkChoice:
             self._chosen.clear()
         else:
             self._since_s = min(self._since_s, now)
-            self.apart = now >= self._since_s + APART_S
+            self.apart = now >= self._since_s + self._shared.timing.settle_s
 
     def _standing_here(self, voices: Sequence[str]) -> int:
         return self._derived.of("here", self._count_here, voices, self._chain.head, self._news)

@@ -48,8 +48,6 @@ from p2pdiloco.util import BoundedDict
 ROOM = 4
 """Room of an inbox, as a multiple of `group_size`, which is what a group has on average. Half of it is for
 seats: headers cost strangers nothing."""
-MAX_NOTED = 512
-"""Children of which an inbox remembers what was wrong last."""
 
 
 class Held:
@@ -107,7 +105,7 @@ class Inbox:
         self._fragment = context.index
         self._chain: Chain = context.chain
         self._held: dict[str, Held] = {}
-        self._faults: BoundedDict[str, tuple[bytes, Verdict]] = BoundedDict(MAX_NOTED)
+        self._faults: BoundedDict[str, tuple[bytes, Verdict]] = BoundedDict()
         """Digest of each child's newest payload in which a merge found a fault, and which."""
         self._derived = Derived()
 

@@ -10,10 +10,9 @@ from typing import Any, TypeVar, cast
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.events import LearnerStatus
 from p2pdiloco.core.api.messages import Progress
-from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach
+from p2pdiloco.core.api.types import MAX_PEERS, WHOLE_RUN, Head, Reach
 from p2pdiloco.util import MovingAverage
 
-MAX_KNOWN = 4096
 MUTE_S = 30.0
 """Time without an answer to requests for a vote after which a member counts in no majority, until it answers
 one."""
@@ -115,7 +114,7 @@ class View:
         silent first, to one that has one."""
         if peer in self._excluded:
             return False
-        if peer in self._members or len(self._members) < MAX_KNOWN:
+        if peer in self._members or len(self._members) < MAX_PEERS:
             return True
         if not self._has_seat(peer):
             return False
@@ -491,12 +490,6 @@ class OwnLearner:
         self.running = False
 
 
-LAG_S = 0.5
-"""Least lateness that counts. Less is usual on a busy machine: a heartbeat."""
-LISTEN_S = 1.0
-"""Time for listening afterwards, two heartbeats: what waited in our queues, and what comes next."""
-
-
 class Health:
     """Lateness of this node's event loop: time in which it did not run is not the silence of others.
 
@@ -506,7 +499,8 @@ class Health:
     office sought (docs/protocol/election.md, section 1).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
         self._promised_s = math.inf
         self._counted_s = -1e18
         self.listens_until_s = -1e18
@@ -521,12 +515,12 @@ class Health:
         once."""
         # What was due meanwhile is still due after the first event: no second is counted twice.
         late_s = now - max(self._promised_s, self._counted_s)
-        if late_s < LAG_S:
+        if late_s < self._timing.heartbeat_s:  # less is usual on a busy machine
             return 0.0
         self._counted_s = now
         self.listen(now)
         return late_s
 
     def listen(self, now: float) -> None:
-        """Hear the others for a while before we stand."""
-        self.listens_until_s = now + LISTEN_S
+        """Hear the others before we stand: what waited in our queues, and what comes next."""
+        self.listens_until_s = now + 2 * self._timing.heartbeat_s

@@ -32,13 +32,10 @@ from p2pdiloco.core.api.versions import MemberList, is_group, leaf_index
 from p2pdiloco.core.base import Shared
 from p2pdiloco.core.candidates import ranking
 from p2pdiloco.core.capacity import asked_bits_per_s
-from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.chain import LATELY_VERSIONS, LOOK_EVERY_S, Chain
 from p2pdiloco.core.follower import FollowState
 from p2pdiloco.core.fork_choice import Grounds
 from p2pdiloco.core.fragment import Fragment
-
-REVIEW_EVERY_S = 2.0
-"""Interval at which merged contributions that everybody has are looked for."""
 
 
 class Heartbeats:
@@ -71,7 +68,7 @@ class Heartbeats:
         shared.vote_disk.poll(now)
         neighbours = self._neighbours(now)
         if now >= self._review_at_s:
-            self._review_at_s = now + REVIEW_EVERY_S
+            self._review_at_s = now + LOOK_EVERY_S
             self._look_at_uplink(now)
             for fragment in self._fragments:
                 fragment.review(now)
@@ -292,10 +289,6 @@ class Heartbeats:
                     if post.office.syncer == sender:
                         post.office.suspect(Suspicion.RESTARTED)
         claimed = shared.claims.heard(sender, message.offices, now)
-        if before is not None and (
-            (claimed and self._beside(message)) or self._stranger(sender, message, now)
-        ):
-            self.greet(sender)
         moved = []
         returns = message.saved and self._joining.returning(now)
         for index, head in shared.view.heads(sender):
@@ -318,20 +311,6 @@ class Heartbeats:
         said = message.offices if self._shared.has_seat(sender) else ()
         real = [o for o in said if is_group(o[0]) and o[1] < len(self._fragments)]
         return message if len(real) == len(message.offices) else replace(message, offices=tuple(real))
-
-    def _beside(self, message: Progress) -> bool:
-        """Tell whether the sender holds an office beside one of ours: then it is to know of ours."""
-        return any(
-            index < len(self._fragments) and self._fragments[index].posts.above(group)
-            for group, index, _ in message.offices
-        )
-
-    def _stranger(self, sender: str, message: Progress, now: float) -> bool:
-        """Tell whether the sender is a newcomer that we would not greet by ourselves."""
-        if message.confirmed:
-            return False
-        neighbours = self._neighbours(now)
-        return neighbours is not None and sender not in neighbours
 
 
 SAID_BEATS = 4
@@ -376,10 +355,6 @@ class News:
             if self._beat < self._until_beat[index] or (self._beat - index) % ROUND_BEATS == 0:
                 carried.append((index, chain.head))
         return tuple(carried)
-
-
-LATELY_VERSIONS = 16
-"""Newest versions whose contributors are waited for after the death of all."""
 
 
 class Joining:
@@ -524,10 +499,6 @@ class Joining:
         return f"somebody with the run's state; {here} are here without" if here else "a member"
 
 
-TRY_WITHIN_S = 30.0
-"""Time for which a state that came waits for those of other fragments that are not on their way yet."""
-
-
 class Trial:
     """Trial of states that others gave, on this node's own data, before they are taken.
 
@@ -553,7 +524,8 @@ class Trial:
         self._since_s = min(self._since_s, now)
         others = [fragment.follower for fragment in self._fragments if not fragment.follower.held]
         comes = any(follower.state is FollowState.COPYING for follower in others)
-        soon = any(follower.behind(now) for follower in others) and now < self._since_s + TRY_WITHIN_S
+        due_s = self._since_s + self._shared.timing.resume_alone_s
+        soon = now < due_s and any(follower.behind(now) for follower in others)
         if not (comes or soon):
             self._under_way, self._since_s = True, math.inf
             self._shared.out.ask(TryStates(held), partial(self._over, held))

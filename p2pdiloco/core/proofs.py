@@ -16,18 +16,18 @@ from p2pdiloco.core.api.messages import Message, Progress, Proven, Said, Stated
 from p2pdiloco.core.api.papers import Word, paper_bytes
 from p2pdiloco.core.api.reasons import MessageFault
 from p2pdiloco.core.base import Shared
+from p2pdiloco.core.context import WITHIN_VERSIONS
 from p2pdiloco.core.distrust import STATEMENTS
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.seating import NO_SEAT, stands
 from p2pdiloco.util import BoundedDict
 
-TOLD_AT_ONCE = 16
-"""Proofs that a peer is told at one go; the others the next time."""
-AGAIN_S, LONGEST_S = 4.0, 64.0
-"""Time until a peer that does not exclude whom we exclude is told again: doubled every time, up to that."""
-TOLD_AFAR = 16
-"""Listed peers, beside those to which we talk, that are told of a new proof."""
-MOST_TOLD = 512
+AGAIN_S = 4.0
+"""Time until a peer that does not exclude whom we exclude is told again: doubled every time, up to 16 times
+this."""
+MOST_TOLD = 16
+"""Proofs and words that a peer is told at one go; and listed peers, beside those to which we talk, that are
+told of a new one."""
 
 
 class Gossip:
@@ -44,10 +44,9 @@ class Gossip:
         self._shared = shared
         self._fragments = fragments
         self._excluded = shared.excluded
-        self._told: BoundedDict[str, tuple[float, float, tuple[int, bool]]] = BoundedDict(MOST_TOLD)
+        self._told: BoundedDict[str, tuple[float, float, tuple[int, bool]]] = BoundedDict()
         """Time at which each peer is told again, the pause after that, and what its heartbeat said: whom it
         excludes, and whether it is confirmed. Before that it believes nobody."""
-        self._turn = 0
         ours = self._excluded.restore(saved)
         if ours is not None:
             shared.out.put(CastOut(ours.words(), cause_of(ours)))
@@ -112,27 +111,23 @@ class Gossip:
             return
         if state != before:
             pause_s = AGAIN_S
-        self._told[sender] = now + pause_s, min(2 * pause_s, LONGEST_S), state
+        self._told[sender] = now + pause_s, min(2 * pause_s, 16 * AGAIN_S), state
         if said:
             self._shared.notices.greet(sender)  # it need not hear us otherwise
         news = [*map(telling, self._excluded.proofs), *map(Said, self._shared.papers.said.values())]
-        if not news:
-            return
-        first = self._turn % len(news)
-        self._turn = first + TOLD_AT_ONCE
-        for each in (news + news)[first : first + min(TOLD_AT_ONCE, len(news))]:
+        for each in self._shared.rng.sample(news, min(MOST_TOLD, len(news))):
             self._shared.out.send(sender, each)
 
     def refuses(self, sender: str, now: float) -> bool:
-        """Tell whether nothing that this peer says is to be heard. It is told why, now and then."""
+        """Tell whether nothing that this peer says is to be heard. It is told why, now and then, and that is
+        recorded."""
         proof = self._excluded.proof_of(sender)
         if proof is None:
             return False
-        if self._excluded.first_time(sender):
-            self._refuse(sender, MessageFault.EXCLUDED)
         again_s, pause_s, _ = self._told.get(sender, (now, AGAIN_S, (0, False)))
         if now >= again_s:
-            self._told[sender] = now + pause_s, min(2 * pause_s, LONGEST_S), (0, False)
+            self._told[sender] = now + pause_s, min(2 * pause_s, 16 * AGAIN_S), (0, False)
+            self._refuse(sender, MessageFault.EXCLUDED)
             self._shared.out.send(sender, telling(proof))
         return True
 
@@ -175,10 +170,6 @@ class Gossip:
         for peer in audience(self._shared, now):
             if peer != giver:
                 self._shared.out.send(peer, news)
-
-
-NEAR = 8
-"""Versions by which an accused one may be behind our head, or ahead of it: of others nothing can be had."""
 
 
 class Hearing:
@@ -283,7 +274,7 @@ class Hearing:
             return False
         ahead = subject.number - fragment.chain.head.number
         here = ahead > 0 or fragment.chain.knows(subject.number, subject.version_digest())
-        news = here and abs(ahead) <= NEAR and not fragment.auditor.found_false(subject)
+        news = here and abs(ahead) <= WITHIN_VERSIONS and not fragment.auditor.found_false(subject)
         return news and shared.accusations.hears(accuser, now)
 
 
@@ -328,7 +319,7 @@ def audience(shared: Shared, now: float) -> list[str]:
     near = shared.view.members(now)
     known = {*near, shared.me}
     far = [peer for peer, _ in shared.listing.members if peer not in known]
-    return [*near, *shared.rng.sample(far, min(TOLD_AFAR, len(far)))]
+    return [*near, *shared.rng.sample(far, min(MOST_TOLD, len(far)))]
 
 
 def telling(proof: Evidence) -> Message:

@@ -29,14 +29,12 @@ from p2pdiloco.core.api.papers import (
     is_sound,
     signatures_of,
 )
-from p2pdiloco.core.api.types import Head, Verify
+from p2pdiloco.core.api.types import MAX_PEERS, Head, Verify
 from p2pdiloco.core.chain import LATELY_VERSIONS, Chain, Marks
 from p2pdiloco.core.members import Derived
 from p2pdiloco.core.seating import LINK_PLACES, NO_SEAT, Seating, deputies, is_next
 from p2pdiloco.util import BoundedDict
 
-MAX_HELD = 4096
-"""Papers of each kind that a node holds."""
 MAX_SAID = 64
 """Words of one seat that a node holds."""
 
@@ -50,10 +48,10 @@ class Papers:
 
     def __init__(self, run: str, owners: Sequence[str], verify: Verify) -> None:
         self._run, self._owners, self._verify = run, owners, verify
-        self.words: BoundedDict[str, Word] = BoundedDict(MAX_HELD)
+        self.words: BoundedDict[str, Word] = BoundedDict(MAX_PEERS)
         self.said: dict[tuple[str, str], Word] = {}
         """Newest word of each seat on each peer, by author and peer."""
-        self.admissions: BoundedDict[tuple[str, str], Admission] = BoundedDict(MAX_HELD)
+        self.admissions: BoundedDict[tuple[str, str], Admission] = BoundedDict(MAX_PEERS)
         """Admissions by peer and key of the invite: anybody can admit anybody by an invite of its own, and is
         not to put another's out by that."""
         self.mark = 0

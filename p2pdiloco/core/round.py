@@ -16,11 +16,10 @@ from p2pdiloco.core.api.types import Head, Ticket
 from p2pdiloco.core.api.versions import SignedOffer
 from p2pdiloco.core.base import (
     ARRIVAL_INTERVALS,
-    ARRIVAL_SHARE,
     RHYTHM_SHARE,
+    WAITED_SHARE,
     Shared,
     answer_bound_s,
-    grace_cap_s,
     grace_window_s,
     patience_s,
 )
@@ -616,7 +615,7 @@ class ClosingCalls:
             quorum_s,
             sync_s,
             config.grace_fraction,
-            grace_cap_s(config.grace_cap_s, self._level),
+            config.grace_cap_s,
             min(answer_s, self._bound_s(now)),
         )
 
@@ -630,7 +629,7 @@ class ClosingCalls:
             if not held.own:
                 took_s, floor_s = held.ready_s - held.arrived_s, shared.timing.answer_floor_s
                 patient_s = patience_s(floor_s, took_s, config.delay_steps, step_s)
-                until_s = min(until_s, held.ready_s + ARRIVAL_SHARE * patient_s)
+                until_s = min(until_s, held.ready_s + WAITED_SHARE * patient_s)
         return until_s
 
     def outruns(self, chain: Chain, ready: Iterable[Held], now: float) -> bool:
@@ -665,7 +664,7 @@ class ClosingCalls:
         step_s = self._shared.median_step_s(now)
         if step_s <= 0:
             return self._shared.timing.answer_floor_s
-        return answer_bound_s(self._shared.config.inner_steps, step_s, self._level)
+        return answer_bound_s(self._shared.config.inner_steps, step_s)
 
 
 CALLED_SHARE = 0.6
@@ -721,7 +720,7 @@ class ClosingWindow:
     def called(self, sender: str, call: Closing) -> float:
         """Take in that the syncer above closes its own round. Compute how long ours may be open then."""
         self._called_by = (sender, call)
-        cap_s = grace_cap_s(self._shared.config.grace_cap_s, self._level + 1)
+        cap_s = self._shared.config.grace_cap_s
         closes_in_s = call.closes_in_s if 0.0 <= call.closes_in_s <= cap_s else cap_s
         return CALLED_SHARE * closes_in_s
 

@@ -18,16 +18,13 @@ from p2pdiloco.core.api.papers import (
     Proof,
     Word,
 )
-from p2pdiloco.core.api.types import NEVER, Seat, Watermark
+from p2pdiloco.core.api.types import MAX_PEERS, NEVER, Seat, Watermark
 
 LINK_PLACES = 6
 """Places that a chain ever has up to which invites fill them; later ones wait for the owner's word: whoever
 holds an invite for several can use all of it alone."""
 ENDS_SHARE, ENDS_VERSIONS = 5, 64
 """Limit of ends by the owner's words: one seat of so many, and one at least, in that many versions."""
-MAX_SEATS = 4096
-"""Entries of a table that have a seat, had one, or end an invite: they are never forgotten. The recovery key
-has room for as many more."""
 TURNS = 4
 """Limit by which the turn of a word of seats is above the last one: fragments may differ by some, and whoever
 says more is heard no further."""
@@ -88,7 +85,8 @@ class Seating:
 
     def _hear(self, word: Word) -> bool:
         seat = self._seats.get(word.peer, NO_SEAT)
-        room = MAX_SEATS * (2 if word.number >= RECOVERY_FROM else 1)
+        # Who has a seat, had one, or ends an invite, is never forgotten.
+        room = MAX_PEERS * (2 if word.number >= RECOVERY_FROM else 1)
         if word.peer not in self._seats and len(self._seats) >= room:
             return False
         losing = word.replaces if word.seated else word.peer

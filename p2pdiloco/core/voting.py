@@ -185,10 +185,6 @@ class Candidacy:
         return Certificate(self._group, self._context.index, self.term, me, votes)
 
 
-LAST_AFTER_S = 6.0
-"""Time for which an office is open until who made nothing of its last term may have it again."""
-
-
 class VoteJudge:
     """Judge of others' candidacies in one group: whether a candidate gets this member's vote.
 
@@ -264,7 +260,8 @@ class VoteJudge:
             if refusal is not None:
                 return refusal
         last = self._candidates.comes_last(candidate, certificate, now)
-        return VoteRefusal.OUT_OF_TURN if last and self._office.open_s(now) < LAST_AFTER_S else None
+        waits = last and self._office.open_s(now) < shared.timing.settle_s
+        return VoteRefusal.OUT_OF_TURN if waits else None
 
     def _why_not_over(
         self, candidate: str, head: Head, certificate: Certificate, now: float
@@ -467,11 +464,6 @@ def counting(of: Certificate, voters: Container[str]) -> Certificate:
     return replace(of, votes=tuple(vote for vote in of.votes if vote.body.voter in voters))
 
 
-STANDS_S = 30.0
-"""Time without a version and with nobody in office after which any weak certificate is taken: of several
-branches with few seats each, none would else be followed."""
-
-
 def holds_office(context: FragmentContext, header: VersionHeader, giver: str, now: float) -> bool:
     """Tell whether the maker of a child of our head holds the office.
 
@@ -521,8 +513,9 @@ def _binds_us(
         ours = (office.term, holder) == (header.term, header.syncer)
         before = giver == holder and header.number <= elected_from and header.term < office.term
         return ours or before or (full and (stands or header.term > office.term))
-    if full or (not counted_on and min(now - context.moved_s, office.open_s(now)) > STANDS_S):
-        return True
+    vacant_s = min(now - context.moved_s, office.open_s(now))
+    if full or (not counted_on and vacant_s > context.shared.timing.resume_alone_s):
+        return True  # of several branches with few seats each, none would else be followed
     if topmost:
         return binds(context, proof, post.electorate, now, half=True)
     newcomer = not context.shared.confirmed

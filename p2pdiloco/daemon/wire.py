@@ -20,7 +20,7 @@ from p2pdiloco.core.api.papers import Admission, Grant
 from p2pdiloco.core.api.reasons import AdmissionFault, ProbeRefusal, PullRefusal, Verdict
 from p2pdiloco.core.api.types import (
     MAX_FRAGMENTS,
-    MAX_WATERMARKS,
+    MAX_PEERS,
     Count,
     Digest,
     Head,
@@ -316,7 +316,7 @@ class StateHeader(Tagged):
     """Header of a stream of a state, or of a piece of it: Theta, then outer momentum, fp32 little-endian."""
 
     version: SignedVersion
-    watermarks: Annotated[tuple[Watermark, ...], Meta(max_length=MAX_WATERMARKS)]
+    watermarks: Annotated[tuple[Watermark, ...], Meta(max_length=3 * MAX_PEERS)]
     offset: Count = 0
 
 

@@ -31,10 +31,6 @@ class Timing(Struct, frozen=True, kw_only=True):
     """Pause between two tries to reach a silent member that the DHT still lists."""
     stagger_s: float = 0.4
     """Delay of each rank after the one before it, before it stands for election."""
-    hidden_wait_s: float = 6.0
-    """Extra delay before a less fit member stands where a fitter one should: hidden members and thin
-    uplinks. A hidden holder also gives way after so long. Too short: less fit members win where an election
-    is slow."""
     election_timeout_s: float = 1.5
     """Time in which a candidate must have a majority; after it, it gives up this term."""
     answer_floor_s: float = 5.0
@@ -57,6 +53,12 @@ class Timing(Struct, frozen=True, kw_only=True):
     """Time within which a vanished peer may come back with a heavier chain: what it may lack is kept."""
     query_s: float = 1.0
     """Least time between two questions about an unknown office."""
+
+    @property
+    def settle_s(self) -> float:
+        """Time after which those that are here are expected to have said where they stand, or to have been
+        elected. Less fit members stand so much later, and a hidden holder gives way after so long."""
+        return 2 * self.suspect_s
 
 
 class CoreConfig(Struct, frozen=True, kw_only=True):

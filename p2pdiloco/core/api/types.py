@@ -34,7 +34,9 @@ MAX_VOTES = 512
 MAX_FRAGMENTS = 1024
 MAX_VOUCHED = 512
 """Limit of members for which an owner vouches."""
-MAX_WATERMARKS = 16384
+MAX_PEERS = 4096
+"""Limit of the peers with a seat in a table of watermarks, of those without, of those that a node knows, and
+of those of which it holds papers of one kind."""
 WHOLE_RUN: GroupId = "all"
 """Name of the one group that exists while the run fits into one (`core.api.versions.Plan`)."""
 

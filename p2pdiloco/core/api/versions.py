@@ -495,7 +495,7 @@ def _best(epoch: int, groups: int, vacant: Callable[[int, int], int]) -> tuple[i
     return min(range(epoch + 1, epoch + 1 + EPOCHS_TRIED), key=lambda each: vacant(each, groups)), groups
 
 
-MAX_REMEMBERED = 24
+REMEMBERED = 64
 """Partitions into leaf groups that a roster remembers: more than fragments that change their groups at one
 time."""
 
@@ -508,7 +508,7 @@ class MemberList:
 
     def __init__(self, members: tuple[tuple[str, int], ...]) -> None:
         self.members = tuple(sorted(members))
-        self._leaves: BoundedDict[Plan, tuple[tuple[str, ...], ...]] = BoundedDict(MAX_REMEMBERED)
+        self._leaves: BoundedDict[Plan, tuple[tuple[str, ...], ...]] = BoundedDict(REMEMBERED)
         self._incarnations: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -706,9 +706,6 @@ class Stride:
         return steps - 1 if stands and 0 < steps == self._carried else steps
 
 
-_REMEMBERED_HEADERS = 64
-
-
 def _all_plausible(contributors: tuple[Contributor, ...], tokens_per_step: int, period: int) -> bool:
     return all(
         plausible_work(part.tokens, part.inner_steps, tokens_per_step, period) for part in contributors
@@ -753,7 +750,7 @@ _remembered: dict[int, _Facts] = {}
 def _facts(header: VersionHeader) -> _Facts:
     found = _remembered.get(id(header))
     if found is None:
-        while len(_remembered) >= _REMEMBERED_HEADERS:
+        while len(_remembered) >= REMEMBERED:
             _remembered.pop(next(iter(_remembered)), None)
         found = _remembered[id(header)] = _Facts(header)
     return found

@@ -22,7 +22,8 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.audits import expected_cosine
-from p2pdiloco.core.distrust import MAX_NOTED, OF_OFFICE, Cause, Distrust
+from p2pdiloco.core.distrust import OF_OFFICE, Cause, Distrust
+from p2pdiloco.util import MOST_NOTED
 
 Effects = list[ev.Effect]
 
@@ -119,11 +120,11 @@ def test_one_is_under_way_and_the_newest_waits() -> None:
 
 
 @pytest.mark.parametrize("how", list(AuditOutcome))
-def test_only_who_made_a_false_merge_is_distrusted(how: AuditOutcome) -> None:
+def test_only_who_made_a_false_merge_is_excluded(how: AuditOutcome) -> None:
     solo = node()
     (audit,) = found(applied(solo, 0.0), ev.Audit)
     assert str(how) in reasons(outcome(solo, audit, how), "audit")[0]
-    assert solo.core.shared.distrust.has("p1", solo.now, *OF_OFFICE) == (how is AuditOutcome.DIFFERENT)
+    assert ("p1" in solo.core.shared.excluded) == (how is AuditOutcome.DIFFERENT)
 
 
 def test_who_does_not_give_what_it_merged_is_distrusted_at_once_if_that_looks_wrong() -> None:
@@ -171,9 +172,9 @@ def test_forgiveness_ends_a_count_and_no_pause_that_has_an_end() -> None:
 def test_what_costs_a_peer_nothing_pushes_nobody_out() -> None:
     distrust = Distrust()
     distrust.add("liar", Cause.FALSE, 0.0)
-    for index in range(2 * MAX_NOTED):
+    for index in range(2 * MOST_NOTED):
         distrust.add(f"crowd {index}", Cause.ABSENT, 0.0)
-    assert distrust.has("liar", 0.0, *OF_OFFICE) and len(distrust.noted[Cause.ABSENT]) == MAX_NOTED
+    assert distrust.has("liar", 0.0, *OF_OFFICE) and len(distrust.noted[Cause.ABSENT]) == MOST_NOTED
 
 
 def test_the_expected_cosine_follows_from_weights() -> None:

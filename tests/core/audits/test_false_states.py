@@ -75,7 +75,6 @@ def test_a_false_state_is_not_copied_and_its_syncer_is_excluded_and_accused_befo
     assert excluded(solo) == ("p1",) and reasons(effects, "excluded") == [WORDS]
     assert stated(effects) == {peer: [ours] for peer in PEERS}
     assert found(effects, ev.KeepProofs) == [ev.KeepProofs((ours,))]
-    assert solo.core.shared.distrust.has("p1", solo.now, *OF_OFFICE)
     later = solo.wait(60.0)
     assert not found(effects + later, ev.FetchState) and solo.head == CHAIN[-1].header.head()
 

@@ -1,4 +1,4 @@
-"""What several groups made is audited merge by merge, and whoever made a false one is distrusted."""
+"""What several groups made is audited merge by merge, and the maker of a false one is excluded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from p2pdiloco.core.api.messages import Announce
 from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.api.versions import MergedPartial, SignedVersion
-from p2pdiloco.core.distrust import OF_OFFICE
 
 Effects = list[ev.Effect]
 LEARNERS = ("me", *(f"p{i}" for i in range(1, 20)))
@@ -70,8 +69,8 @@ def ours(solo: Solo, made: SignedVersion) -> list[MergedPartial]:
     return sorted(mine, key=lambda entry: entry.group)
 
 
-def distrusted(solo: Solo) -> set[str]:
-    return {peer for peer in LEARNERS if solo.core.shared.distrust.has(peer, solo.now, *OF_OFFICE)}
+def excluded(solo: Solo) -> set[str]:
+    return {peer for peer in LEARNERS if peer in solo.core.shared.excluded}
 
 
 def test_the_own_group_comes_first_and_the_sum_of_all_at_last() -> None:
@@ -90,13 +89,13 @@ def test_the_own_group_comes_first_and_the_sum_of_all_at_last() -> None:
     assert groups_of(effects) == [WHOLE_RUN]
     (audit,) = found(effects, ev.Audit)
     assert upper in [part.entry for part in audit.below] and leaf not in [part.entry for part in audit.below]
-    assert not distrusted(solo)
+    assert not excluded(solo)
     assert not found(outcome(solo, made, WHOLE_RUN, DIFFERENT), ev.Audit)
-    assert distrusted(solo) == {ROOT}
+    assert excluded(solo) == {ROOT}
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_who_made_the_false_merge_is_distrusted_and_nothing_above_is_made_again(level: int) -> None:
+def test_who_made_the_false_merge_is_excluded_and_nothing_above_is_made_again(level: int) -> None:
     solo = node()
     made = version(solo)
     applied(solo, made)
@@ -105,7 +104,7 @@ def test_who_made_the_false_merge_is_distrusted_and_nothing_above_is_made_again(
     liar = ours(solo, made)[level]
     effects = outcome(solo, made, liar.group, DIFFERENT)
     assert liar.group in reasons(effects, "audit")[0]
-    assert not found(effects + solo.wait(1.0), ev.Audit) and distrusted(solo) == {liar.syncer}
+    assert not found(effects + solo.wait(1.0), ev.Audit) and excluded(solo) == {liar.syncer}
 
 
 def invented(solo: Solo, level: int) -> SignedVersion:
@@ -122,7 +121,7 @@ def test_who_merges_what_a_group_did_not_sign_answers_for_it() -> None:
     solo = node()
     effects = applied(solo, invented(solo, 0))
     assert not found(effects, ev.Audit), "it shows without a single payload"
-    assert distrusted(solo) == {ROOT}, "the group above signed another one"
+    assert excluded(solo) == {ROOT}, "the group above signed another one"
 
 
 def test_a_version_is_no_word_of_a_syncer_that_signed_none() -> None:
@@ -131,7 +130,7 @@ def test_a_version_is_no_word_of_a_syncer_that_signed_none() -> None:
     leaf, _ = ours(solo, made)
     assert groups_of(applied(solo, made)) == [leaf.group]
     assert not found(outcome(solo, made, leaf.group, SAME), ev.Audit)
-    assert distrusted(solo) == {ROOT}
+    assert excluded(solo) == {ROOT}
 
 
 def test_versions_that_look_wrong_meanwhile_do_not_keep_the_rest_from_its_turn() -> None:

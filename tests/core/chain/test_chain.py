@@ -27,10 +27,9 @@ from p2pdiloco.core.api.types import (
     Stamp,
     Watermark,
 )
-from p2pdiloco.core.api.versions import ALL_AT, Mean, SignedVersion, VersionHeader
+from p2pdiloco.core.api.versions import ALL_AT, REMEMBERED, Mean, SignedVersion, VersionHeader
 from p2pdiloco.core.chain import (
     LAST_BYTES,
-    REMEMBERED,
     WATERMARK_VERSIONS,
     Chain,
     Marks,

@@ -25,9 +25,8 @@ from msgspec.structs import replace
 
 from p2pdiloco.core.api.papers import LEAP, MAX_PAPERS, RECOVERY_FROM, Paper, TwoVotes, Word
 from p2pdiloco.core.api.reasons import VersionFault
-from p2pdiloco.core.api.types import Contributor, Seat, Stamp
+from p2pdiloco.core.api.types import MAX_PEERS, Contributor, Seat, Stamp
 from p2pdiloco.core.chain import (
-    MAX_SEATLESS,
     WATERMARK_VERSIONS,
     Chain,
     Marks,
@@ -366,7 +365,7 @@ def test_a_seat_that_is_given_again_is_as_old_as_it_was() -> None:
 
 def test_a_table_has_room_for_so_many_seats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its state would be too large to copy."""
-    monkeypatch.setattr("p2pdiloco.core.seating.MAX_SEATS", 6)
+    monkeypatch.setattr("p2pdiloco.core.seating.MAX_PEERS", 6)
     marks = carried(founding(FIVE), (1, [word("x", 1), word("y", 2), word("z", 3, seated=False)]))
     assert marks.seats == {*FIVE, "x"} and len(marks.table) == 6
     assert carried(marks, (2, [word("x", 4, seated=False)])).seats == {*FIVE}
@@ -497,9 +496,9 @@ def test_seats_are_kept_when_those_without_one_are_forgotten() -> None:
 
 
 def test_no_crowd_pushes_out_a_seat() -> None:
-    crowd = [f"s{number:05}" for number in range(MAX_SEATLESS + 9)]
+    crowd = [f"s{number:05}" for number in range(MAX_PEERS + 9)]
     marks = worked(worked(founding(("a", "b")), 1, "a"), 2, *crowd)
-    assert marks.seats == {"a", "b"} and len(marks.table) == 2 + MAX_SEATLESS
+    assert marks.seats == {"a", "b"} and len(marks.table) == 2 + MAX_PEERS
 
 
 def test_work_and_papers_of_one_version_count_together() -> None:

@@ -25,16 +25,16 @@ from kit import (
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import Plan
 from p2pdiloco.core.candidates import ranking
-from p2pdiloco.core.capacity import TRY_EVERY_S
 from p2pdiloco.core.context import Electorate
 from p2pdiloco.core.delegate import LeafElectorate, UpperElectorate
-from p2pdiloco.core.election import VAIN_S, OfficeState
+from p2pdiloco.core.election import OfficeState
 from p2pdiloco.core.pending import Underway
-from p2pdiloco.core.voting import HEARSAY, LAST_AFTER_S, Candidacy
+from p2pdiloco.core.voting import HEARSAY, Candidacy
 
 PEERS = ("p1", "p2", "p3", "p4")
 
@@ -439,7 +439,7 @@ def test_who_made_nothing_of_its_office_gets_it_last() -> None:
     term = solo.fragment.office._terms.next()
     assert refusal(request(solo, "p1", term)) is VoteRefusal.OUT_OF_TURN
     assert sent(request(solo, "p2", term), msg.VoteGranted)
-    solo.wait(LAST_AFTER_S + 0.1)
+    solo.wait(Timing().settle_s + 0.1)
     term = solo.fragment.office._terms.next()
     assert sent(request(solo, "p1", term), msg.VoteGranted), "where nobody else could be elected"
 
@@ -457,7 +457,7 @@ def test_who_gets_votes_time_and_again_and_comes_into_no_office_comes_last() -> 
     """One seat asked for votes in ever new terms: an office of seven was open for 552 of 600 seconds."""
     solo = Solo(peers=PEERS)
     office, open_s = solo.fragment.office, 0.0
-    while open_s < VAIN_S:
+    while open_s < Timing().suspect_s:
         solo.wait(0.3)
         open_s = office.open_s(solo.now)
         assert sent(request(solo, "p1", office._terms.next()), msg.VoteGranted)
@@ -539,7 +539,7 @@ def test_who_was_syncer_lately_gets_it_if_nobody_takes_it() -> None:
     solo = Solo(peers=PEERS)
     served(solo, "p1", "p2")
     solo.fragment.office._turn._not_before_s = solo.now + 60.0
-    solo.wait(LAST_AFTER_S + 0.1)
+    solo.wait(Timing().settle_s + 0.1)
     assert sent(request(solo, "p2", solo.fragment.office._terms.next()), msg.VoteGranted)
 
 
@@ -568,11 +568,11 @@ def test_who_cannot_save_a_vote_has_none_until_it_can() -> None:
     assert says_votes(effects) == {False}, "told at once"
     assert reasons(effects, "disk") == ["no vote until one can be saved: disk full"]
     assert refusal(request(solo, "p1", 6)) is VoteRefusal.NO_DISK
-    effects = solo.wait(TRY_EVERY_S + 1)  # neither does it stand, though nobody is in office
+    effects = solo.wait(Timing().suspect_s + 1)  # neither does it stand, though nobody is in office
     assert not sent(effects, msg.VoteRequest) and says_votes(effects) == {False}
     assert [job.record for job in solo.writing] == [ev.VoteRecord(0, 5, "p1")], "the same vote, tried again"
     solo.answer(solo.writing.pop(), ev.Undone("disk full"))
-    solo.wait(TRY_EVERY_S + 1)
+    solo.wait(Timing().suspect_s + 1)
     effects = solo.write()
     assert says_votes(effects) == {True}
     assert not sent(effects, msg.VoteGranted), "nobody waits for it any more"

@@ -6,9 +6,10 @@ import pytest
 from kit import Solo, branch, certificate, child, config, saved
 
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.types import Certificate
 from p2pdiloco.core.chain import MOST_TERMS
-from p2pdiloco.core.voting import STANDS_S, holds_office
+from p2pdiloco.core.voting import holds_office
 
 SEATS = ("me", "p1", "p2", "p3")
 CHAIN = branch(70, learners=SEATS, seats=SEATS)
@@ -68,13 +69,13 @@ def test_a_weak_certificate_is_taken_of_half_of_those_here_where_nobody_is_count
     solo = member(in_office="")
     assert taken(solo, "p2", NEXT, elected("p2", ("p2", "p3")))
     assert not taken(solo, "p2", NEXT, elected("p2", ("p2",)))
-    solo.wait(STANDS_S + 1.0)
+    solo.wait(Timing().resume_alone_s + 1.0)
     assert taken(solo, "p2", NEXT, elected("p2", ("p2",))), "nothing came, and nobody was in office"
 
 
 def test_a_holder_that_is_counted_on_is_followed_however_long_its_version_takes() -> None:
     solo = member()
-    solo.fragment.context.moved_s -= 2 * STANDS_S
+    solo.fragment.context.moved_s -= 2 * Timing().resume_alone_s
     assert not taken(solo, "p2", NEXT + 1, elected("p2", ("p2",), NEXT + 1))
     assert taken(solo, "p1", NEXT, elected("p1", ("p1",)))
 

@@ -96,7 +96,7 @@ def stands_within(solo: Solo, wait_s: float) -> bool:
 def test_who_cannot_be_dialled_says_so_and_leaves_the_office_to_others_for_a_while(reach: Reach) -> None:
     solo = Solo(peers=REACHED)
     assert sent(solo.feed(ev.ReachChanged(reach)) + solo.wait(0.55), msg.Progress)[-1].reach is reach
-    patience_s = solo.config.timing.hidden_wait_s
+    patience_s = solo.config.timing.settle_s
     assert not stands_within(solo, patience_s - 1.5)
     assert stands_within(solo, len(REACHED) * solo.config.timing.stagger_s + 2), "somebody must in the end"
 
@@ -104,7 +104,7 @@ def test_who_cannot_be_dialled_says_so_and_leaves_the_office_to_others_for_a_whi
 def test_who_cannot_be_dialled_waits_from_when_it_could_be_elected_itself() -> None:
     solo = Solo(peers=("p1",), confirmed=False)
     solo.feed(ev.ReachChanged(Reach.OUTBOUND))
-    patience_s = solo.config.timing.hidden_wait_s
+    patience_s = solo.config.timing.settle_s
     solo.wait(patience_s)  # nobody could have been elected: that says nothing of p1
     solo.heard["confirmed"] = True
     assert not stands_within(solo, patience_s - 1.5)
@@ -133,12 +133,12 @@ def test_a_syncer_that_cannot_be_dialled_gives_way_but_has_time_for_a_version() 
     hide(solo, "p1")
     office = solo.fragment.office
     assert not office.why_open(solo.now)
-    solo.wait(solo.config.timing.hidden_wait_s)
+    solo.wait(solo.config.timing.settle_s)
     assert "cannot be dialled" in office.why_open(solo.now)
     solo = Solo(peers=REACHED, reach=Reach.OUTBOUND)
     solo.feed(ev.ReachChanged(Reach.OUTBOUND))
     solo.elect("p1")
-    solo.wait(solo.config.timing.hidden_wait_s + 0.5)
+    solo.wait(solo.config.timing.settle_s + 0.5)
     assert not solo.fragment.office.why_open(solo.now), "nobody else can be dialled either"
 
 
@@ -147,7 +147,7 @@ def test_we_lay_an_office_down_when_we_cannot_be_dialled_any_more() -> None:
     solo.take_office()
     assert solo.fragment.office.holding
     solo.feed(ev.ReachChanged(Reach.OUTBOUND))
-    solo.wait(solo.config.timing.hidden_wait_s + 1)
+    solo.wait(solo.config.timing.settle_s + 1)
     assert not solo.fragment.office.holding
 
 

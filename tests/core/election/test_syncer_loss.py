@@ -20,9 +20,9 @@ from scenes import expels
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Stamp
-from p2pdiloco.core.candidates import REST_S
 from p2pdiloco.core.distrust import Cause
 
 PEERS = ("p1", "p2", "p3", "p4")
@@ -127,7 +127,7 @@ def test_who_was_outvoted_in_this_term_gives_its_work_at_once_when_it_suspects_a
     solo.learn()
     solo.elect("p1")
     stood = outvoted_for(solo, 40.0)
-    assert len(stood) > 2 and all(b - a >= REST_S for a, b in itertools.pairwise(stood))
+    assert len(stood) > 2 and all(b - a >= Timing().member_ttl_s for a, b in itertools.pairwise(stood))
     solo.announce(child(solo.fragment.chain.header, "p1", ("p2",)))
     assert not solo.fragment.office.why_open(solo.now)
     solo.fragment.office.suspect(Suspicion.NO_VERSION)

@@ -9,12 +9,13 @@ import pytest
 from kit import Solo, branch, child, config, found, reasons, restored_nothing, saved, table
 
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.reasons import Basis, FetchFailure
 from p2pdiloco.core.api.types import Head, Vouch
 from p2pdiloco.core.api.versions import MemberList, SignedVersion
 from p2pdiloco.core.distrust import Cause
 from p2pdiloco.core.follower import FORGIVEN, WASTED_S, WASTED_TIMES, Doubts
-from p2pdiloco.core.fork_choice import APART_S, Grounds
+from p2pdiloco.core.fork_choice import Grounds
 
 HONEST, LIARS = ("a", "b", "c"), ("l1", "l2", "l3")
 SEATS = ("me", *HONEST, *LIARS)
@@ -170,7 +171,7 @@ def test_who_stands_on_the_true_head_and_gives_a_forged_state_wins_a_moment_only
     solo.chains |= {"a": [*TRUE, later], "b": [*TRUE, later]}
     for peer in ("a", "b"):
         solo.says[peer] = {"heads": (later.header.head(),)}
-    solo.live(APART_S + 2.0)
+    solo.live(Timing().settle_s + 2.0)
     assert solo.core.confirmed and solo.head == later.header.head(), "though it is lighter"
 
 
@@ -292,7 +293,7 @@ def test_a_vouch_that_is_heard_later_is_looked_at_again() -> None:
     solo.live(2.0)
     assert solo.head == head(FALSE, 12), "there is nothing else yet"
     solo.meet("a", "b")
-    solo.live(APART_S + 2.0)
+    solo.live(Timing().settle_s + 2.0)
     assert solo.head == head(TRUE, 9) and solo.basis is Basis.VOUCHED, "though it is lighter"
 
 

@@ -10,10 +10,10 @@ from kit import RUN, Solo, branch, child, config, found, saved, sign
 from msgspec.structs import replace
 
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.events import MILESTONES
 from p2pdiloco.core.api.types import Attestation, Contributor, Finality, Milestone, Stamp
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.capacity import TRY_EVERY_S
 from p2pdiloco.core.finality import coherent
 
 PEERS = ("p1", "p2", "p3", "p4")
@@ -65,7 +65,7 @@ def test_a_disk_that_does_not_take_it_is_asked_again_after_a_pause() -> None:
     solo.writing.remove(job)
     solo.answer(job, ev.Undone("full"))
     assert SAID not in kept(solo)
-    solo.wait(TRY_EVERY_S + 1.0)
+    solo.wait(Timing().suspect_s + 1.0)
     assert SAID in kept(solo)
 
 

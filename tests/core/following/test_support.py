@@ -6,11 +6,14 @@ import pytest
 from kit import Solo, branch, child, config, found, reasons, restored_nothing, saved, table
 
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.config import Restored
+from p2pdiloco.core.api.config import Restored, Timing
 from p2pdiloco.core.api.evidence import two_versions
 from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.core.api.versions import MemberList, SignedVersion
-from p2pdiloco.core.fork_choice import APART_S, MAX_SUPPORTED, STOOD_ON
+from p2pdiloco.core.fork_choice import STOOD_ON
+from p2pdiloco.util import MOST_NOTED
+
+SETTLE_S = Timing().settle_s
 
 PEERS = ("p1", "p2", "p3", "p4")
 ALL = ("me", *PEERS)
@@ -50,7 +53,7 @@ def test_a_state_whose_update_nobody_gives_is_copied_once_half_have_it(
 
 def test_who_alone_says_that_it_is_far_ahead_is_left_alone() -> None:
     solo = node()
-    effects = stand(solo, ("p1",), FAR) + solo.wait(2 * APART_S)
+    effects = stand(solo, ("p1",), FAR) + solo.wait(2 * SETTLE_S)
     assert not found(effects, ev.FetchState) and not solo.fragment.follower.behind(solo.now)
     assert found(stand(solo, ("p2",), NEXT), ev.FetchUpdate), "nor does it keep us from what others have"
 
@@ -125,7 +128,7 @@ def test_a_lighter_chain_is_followed_once_ours_has_had_no_support_for_a_while(
     """Of five two are less than half. While too few are heard on either side, nobody moves."""
     solo = node()
     assert LIGHTER.header.tokens < solo.head.tokens
-    effects = stand(solo, there, LIGHTER) + solo.wait(APART_S - 1.0)
+    effects = stand(solo, there, LIGHTER) + solo.wait(SETTLE_S - 1.0)
     assert not found(effects, ev.FetchState), "they may be on their way here"
     copies = found(solo.wait(2.0), ev.FetchState)
     assert bool(copies) is follows
@@ -137,7 +140,7 @@ def test_a_lighter_chain_is_followed_once_ours_has_had_no_support_for_a_while(
 def test_who_comes_to_stand_on_ours_meanwhile_keeps_us_here() -> None:
     solo = node()
     stand(solo, PEERS, LIGHTER)
-    effects = solo.wait(APART_S - 1.0) + stand(solo, ("p1", "p2"), CHAIN[4]) + solo.wait(2 * APART_S)
+    effects = solo.wait(SETTLE_S - 1.0) + stand(solo, ("p1", "p2"), CHAIN[4]) + solo.wait(2 * SETTLE_S)
     assert not found(effects, ev.FetchState)
 
 
@@ -163,7 +166,7 @@ def test_whoever_gives_a_state_gives_one_with_support() -> None:
     lie = child(CHAIN[3].header, "p4", ("p4",))
     stand(solo, ("p4",), lie)
     stand(solo, ("p1", "p2", "p3"), LIGHTER)
-    copy = found(solo.wait(APART_S + 1.0), ev.FetchState)[0]
+    copy = found(solo.wait(SETTLE_S + 1.0), ev.FetchState)[0]
     assert copy.peer != "p4"
     effects = solo.answer(copy, ev.StateFetched(lie, table(lie)))
     assert not found(effects, ev.CommitVersion) and reasons(effects, "catchup")[0] == "not taken: unsupported"
@@ -243,7 +246,7 @@ def test_who_was_chosen_without_support_is_left_once_the_others_agree() -> None:
 def test_a_copy_of_a_lighter_chain_is_not_taken_if_ours_has_support_again() -> None:
     solo = node()
     stand(solo, PEERS, LIGHTER)
-    (copy, *_) = found(solo.wait(APART_S + 1.0), ev.FetchState)
+    (copy, *_) = found(solo.wait(SETTLE_S + 1.0), ev.FetchState)
     stand(solo, ("p1", "p2"), CHAIN[4])
     effects = solo.answer(copy, ev.StateFetched(LIGHTER, table(LIGHTER)))
     assert not found(effects, ev.CommitVersion) and solo.head == CHAIN[4].header.head()
@@ -283,17 +286,17 @@ def test_those_who_decide_do_not_yield_to_one_member_because_it_is_the_oldest() 
     solo.wait(3.0)
     assert solo.fragment.chain.marks.first("p1") == 1
     stand(solo, ("p1",), child(first.header, "p1", ("p1",)))
-    assert not found(solo.wait(2 * APART_S), ev.FetchState)
+    assert not found(solo.wait(2 * SETTLE_S), ev.FetchState)
 
 
 def test_what_is_remembered_of_members_is_bounded() -> None:
     solo = node()
     heads = solo.fragment.follower.heads
-    for version in branch(2 * MAX_SUPPORTED, learners=ALL)[5:]:
+    for version in branch(2 * MOST_NOTED, learners=ALL)[5:]:
         for peer in PEERS:
             heads.heard(peer, version.header.head(), True, False, solo.now)
         heads.look(solo.now)
-    assert len(heads._supported) <= MAX_SUPPORTED and len(heads._stances.of("p1")) == STOOD_ON
+    assert len(heads._supported) <= MOST_NOTED and len(heads._stances.of("p1")) == STOOD_ON
     for peer in PEERS:
         heads.gone(peer)
     assert not heads._stances._heads

@@ -6,10 +6,9 @@ import pytest
 from kit import Solo, branch, child, config, found, reasons, saved, table
 
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.config import Restored
+from p2pdiloco.core.api.config import Restored, Timing
 from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.core.api.versions import MemberList, SignedVersion
-from p2pdiloco.core.membership import TRY_WITHIN_S
 
 TEN = ("me", *(f"p{index}" for index in range(1, 10)))
 HERE = TEN[1:5]
@@ -172,7 +171,7 @@ def test_states_of_several_fragments_are_tried_together_and_taken_together_or_no
     for peer in HERE:
         solo.says[peer] = {"heads": (CHAIN[FAR].header.head(), SECOND[FAR].header.head())}
     effects = solo.wait(2.0)
-    more = give(solo, effects, CHAIN[FAR]) + solo.wait(10 * TRY_WITHIN_S)
+    more = give(solo, effects, CHAIN[FAR]) + solo.wait(10 * Timing().resume_alone_s)
     assert not found(more, ev.TryStates), "the other is on its way"
     more = give(solo, effects, SECOND[FAR]) + solo.wait(1.0)
     assert found(more, ev.TryStates) == [ev.TryStates((0, 1))]
@@ -186,7 +185,7 @@ def test_one_that_nobody_gives_keeps_the_other_for_a_while_only() -> None:
         solo.says[peer] = {"heads": (CHAIN[FAR].header.head(), SECOND[FAR].header.head())}
     effects = solo.wait(2.0)
     give(solo, effects, CHAIN[FAR])
-    for _ in range(int(TRY_WITHIN_S) + 10):
+    for _ in range(int(Timing().resume_alone_s) + 10):
         for copy in found(effects, ev.FetchState):
             if copy.fragment == 1:
                 solo.answer(copy, ev.FetchFailed(FetchFailure.BUSY))

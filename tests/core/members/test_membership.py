@@ -27,10 +27,10 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment, Timing
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
-from p2pdiloco.core.api.types import Reach
+from p2pdiloco.core.api.types import MAX_PEERS, Reach
 from p2pdiloco.core.api.versions import Plan, SignedVersion
-from p2pdiloco.core.delegate import MAX_ASKED, LeafElectorate, UpperElectorate
-from p2pdiloco.core.members import LISTEN_S, MAX_KNOWN, MUTE_S, NEWCOMERS_A_BEAT, Health, View
+from p2pdiloco.core.delegate import LeafElectorate, UpperElectorate
+from p2pdiloco.core.members import MUTE_S, NEWCOMERS_A_BEAT, Health, View
 
 
 def heartbeat(incarnation: int = 1) -> msg.Progress:
@@ -163,8 +163,8 @@ def test_of_names_that_were_never_heard_a_few_are_tried_at_a_time() -> None:
 def crowded() -> View:
     """So many strangers as there is room for, the first of them silent for longest; p1 and p2 have seats."""
     view = View("me", Timing(), lambda peer: peer in ("p1", "p2"))
-    for number in range(MAX_KNOWN - 1):
-        view.heard(f"s{number:05}", progress(()), number / MAX_KNOWN)
+    for number in range(MAX_PEERS - 1):
+        view.heard(f"s{number:05}", progress(()), number / MAX_PEERS)
     view.heard("p1", progress(()), 0.0)
     return view
 
@@ -179,20 +179,20 @@ def test_a_crowd_shuts_out_nobody_who_has_a_seat() -> None:
 
 def test_who_has_a_seat_gives_way_to_nobody() -> None:
     view = View("me", Timing(), lambda peer: True)
-    for number in range(MAX_KNOWN):
+    for number in range(MAX_PEERS):
         view.heard(f"p{number:05}", progress(()), 0.0)
     assert not view.heard("another", progress(()), 1.0)
 
 
 def test_a_crowd_gets_our_heartbeats_in_turns() -> None:
     view, told, now = crowded(), set[str](), 1.0
-    for _ in range(MAX_KNOWN // NEWCOMERS_A_BEAT + 1):
+    for _ in range(MAX_PEERS // NEWCOMERS_A_BEAT + 1):
         view.heard("p1", progress(()), now)
         greeted = view.to_greet(now)
         assert "p1" in greeted and len(greeted) <= NEWCOMERS_A_BEAT + 1
         told |= {*greeted}
         now += Timing().heartbeat_s
-    assert len(told) == MAX_KNOWN
+    assert len(told) == MAX_PEERS
 
 
 def test_of_a_strangers_offices_none_is_kept_nor_any_that_there_cannot_be() -> None:
@@ -358,8 +358,8 @@ def test_an_office_is_of_the_claimant_that_has_shown_votes_of_its_group() -> Non
 def test_what_a_group_remembers_of_names_is_bounded() -> None:
     solo = settled()
     leaf = LeafElectorate(solo.core.shared, solo.fragment.context.roster, FOUR, 0, solo.now)
-    admitted = [leaf.admits(f"n{number}", solo.now) for number in range(MAX_ASKED + 9)]
-    assert len(leaf._mine) == MAX_ASKED and leaf.admits("n0", solo.now) == admitted[0]
+    admitted = [leaf.admits(f"n{number}", solo.now) for number in range(2 * MAX_PEERS + 9)]
+    assert len(leaf._mine) == 2 * MAX_PEERS and leaf.admits("n0", solo.now) == admitted[0]
 
 
 def test_a_stranger_takes_no_silent_members_place() -> None:
@@ -449,7 +449,7 @@ TIMING = Timing()
 
 
 def test_a_lag_is_counted_once() -> None:
-    health = Health()
+    health = Health(TIMING)
     assert health.lag_s(100.0) == 0.0, "nothing was promised"
     health.promise(100.0)
     assert health.lag_s(100.4) == 0.0
@@ -457,7 +457,7 @@ def test_a_lag_is_counted_once() -> None:
     health.promise(100.1)
     assert health.lag_s(102.0) == 0.0 and health.lag_s(102.3) == 0.0, "counted once"
     assert health.lag_s(103.0) == pytest.approx(1.0), "and again"
-    assert health.listens_until_s == 103.0 + LISTEN_S
+    assert health.listens_until_s == 103.0 + 2 * TIMING.heartbeat_s
 
 
 def stopped(seconds: float) -> tuple[Solo, list[ev.Effect]]:
@@ -489,7 +489,7 @@ def test_calls_that_ran_out_meanwhile_make_nobody_unreachable() -> None:
     for _ in range(5):
         solo.feed(ev.SendFailed("p1"))
     assert solo.core.shared.view.alive("p1", solo.now)
-    solo.wait(LISTEN_S + 0.1)
+    solo.wait(2 * TIMING.heartbeat_s + 0.1)
     for _ in range(TIMING.failures_to_suspect):
         solo.feed(ev.SendFailed("p1"))
     assert not solo.core.shared.view.alive("p1", solo.now)
@@ -504,7 +504,7 @@ def test_who_wakes_listens_before_it_stands() -> None:
     effects: list[ev.Effect] = []
     while not sent(effects, msg.VoteRequest) and solo.now < begun_s + 10.0:
         effects = solo.wait(0.05, silent=("p1",))
-    assert LISTEN_S <= solo.now - begun_s < 5.0
+    assert 2 * TIMING.heartbeat_s <= solo.now - begun_s < 5.0
 
 
 def test_of_what_a_claimant_has_shown_the_best_of_its_newest_term_counts() -> None:

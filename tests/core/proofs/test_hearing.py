@@ -36,13 +36,14 @@ from statements_kit import (
     states,
 )
 
-from p2pdiloco.core import audits, proofs
+from p2pdiloco.core import audits
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.evidence import Accusation, FalseVersion, Refutation
 from p2pdiloco.core.api.papers import TwoVotes
 from p2pdiloco.core.api.reasons import CastOutWhy, MessageFault
+from p2pdiloco.core.context import WITHIN_VERSIONS
 
 
 @pytest.fixture(autouse=True)
@@ -86,15 +87,15 @@ def test_what_strangers_tell_is_not_even_checked() -> None:
 
 
 def test_versions_far_behind_and_far_ahead_are_not_heard() -> None:
-    chain = branch(proofs.NEAR + 3, learners=ALL)
+    chain = branch(WITHIN_VERSIONS + 3, learners=ALL)
     solo, ahead = node(chain), [chain[-1]]
-    while len(ahead) < proofs.NEAR + 2:
+    while len(ahead) < WITHIN_VERSIONS + 2:
         ahead.append(child(ahead[-1].header, "p1", ALL))
     waiting = solo.core.shared.accusations._waiting
-    states(solo, accusation(chain[-2 - proofs.NEAR]))
+    states(solo, accusation(chain[-2 - WITHIN_VERSIONS]))
     states(solo, accusation(ahead[-1]))
     assert not waiting
-    states(solo, accusation(chain[-1 - proofs.NEAR]))
+    states(solo, accusation(chain[-1 - WITHIN_VERSIONS]))
     states(solo, accusation(ahead[-2], by="p3"))
     assert set(waiting) == {"p2", "p3"}
 

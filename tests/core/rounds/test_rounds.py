@@ -15,7 +15,7 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.api.versions import PartialHeader, SignedPartial
-from p2pdiloco.core.base import ANSWER_SHARE
+from p2pdiloco.core.base import WAITED_SHARE
 from p2pdiloco.core.distrust import Cause
 from p2pdiloco.core.inbox import GroupInbox
 from p2pdiloco.core.round import Job, RoundState
@@ -734,7 +734,7 @@ def test_a_learner_is_patient_for_as_long_as_a_round_may_be_open() -> None:
     solo.elect("p1")
     solo.answer(found(solo.ready(), ev.Offer)[0], ev.OfferAnswered(Verdict.IN_ROUND, None))
     patient_s = max(solo.config.timing.answer_floor_s, 4 * solo.config.delay_steps * step_s)
-    open_s = min(solo.config.grace_cap_s, ANSWER_SHARE * steps * step_s)
+    open_s = min(solo.config.grace_cap_s, WAITED_SHARE * steps * step_s)
     assert open_s > 1.0
     assert not sent(solo.wait(patient_s + open_s - 0.5), msg.VoteRequest)
     assert sent(solo.wait(10.0), msg.VoteRequest)

@@ -26,7 +26,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import AuditOutcome, PullRefusal, Verdict
 from p2pdiloco.core.api.types import (
     MAX_CONTRIBUTORS,
-    MAX_WATERMARKS,
+    MAX_PEERS,
     Contributor,
     Head,
     MergeLimits,
@@ -361,7 +361,7 @@ def test_the_longest_labels_fit_into_a_header(tmp_path: Path) -> None:
     header = PartialHeader(*key, limits, below)
     genesis = genesis_versions(run, vault)[0].header
     version = SignedVersion(msgspec.structs.replace(genesis, contributors=parts, partials=below), bytes(64))
-    marks = tuple(Watermark(peer, stamp, 1 << 30) for peer in peers[:MAX_WATERMARKS])
+    marks = tuple(Watermark(peer, stamp, 1 << 30) for peer in peers[: 3 * MAX_PEERS])
     for label in (wire.PushPartial(SignedPartial(header, bytes(64))), wire.StateHeader(version, marks)):
         data = wire.encode(label)
         assert len(data) <= framing.MAX_HEADER_BYTES
