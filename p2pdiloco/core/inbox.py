@@ -281,9 +281,9 @@ class LearnerInbox(Inbox):
 
     def _has_room(self, learner: str) -> bool:
         room, roster = ROOM * self._shared.config.group_size, self._context.roster
-        if learner in roster.known:  # but without a seat's work there is no merge
-            return len(self._held) < room + (learner in roster.seats)
-        return 2 * sum(child not in roster.known for child in self._held) < room
+        if len(self._held) >= room + (learner in roster.seats):  # without a seat's work there is no merge
+            return False
+        return learner in roster.known or 2 * sum(child not in roster.known for child in self._held) < room
 
     def _place_for(self, learner: str) -> Held | None:
         """Find an offer on its way that gives way to that learner, which was merged before: its author never

@@ -29,6 +29,7 @@ def test_those_that_are_to_have_a_seat_leave_a_place_to_the_first_that_has_one()
     solo.feed(ev.Guided(papers=tuple(word(peer, number) for number, peer in enumerate(friends, 1))))
     taken = [bool(found(header(solo, peer, n), ev.AcceptTransfer)) for n, peer in enumerate(friends, 1)]
     assert taken == [True] * (ROOM * 4) + [False]
+    assert not found(header(solo, "stranger", 98), ev.AcceptTransfer)
     assert found(header(solo, "p1", 99), ev.AcceptTransfer), "or there is never a merge"
 
 
