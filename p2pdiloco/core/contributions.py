@@ -345,7 +345,6 @@ class ContributionQueue:
 
     def _merged(self, pending: Pending, number: int, now: float) -> None:
         """Record a contribution that is in our chain now, and keep it until that is beyond doubt."""
-        self._shared.distrust.forgive(pending.peer, Cause.LEFT_OUT, now)
         if pending.offered_s:
             self._patience.merged(now - pending.offered_s)
         for stamp in set(pending.contains).intersection(self._retired):
@@ -393,6 +392,8 @@ class ContributionQueue:
         self.base_number, self.base_digest = number, digest
 
 
+MOST_MISSES = 3
+"""Times in a row that a syncer may say that it has a contribution, and make a version without it."""
 MOST_AHEAD = 4
 """Versions that a syncer can be ahead of us where we take in its versions one by one. It may say that it is
 further, so that none counts as made since."""
@@ -424,6 +425,7 @@ class Withheld:
     def __init__(self, context: FragmentContext, patience: Patience) -> None:
         self._context, self._patience = context, patience
         self._of = NEVER, ""
+        self._misses = 0
         self._from: int | None = None
         """First version that is to have it; None: missed or refused since, or never said to be."""
         self._elsewhere: tuple[str, int, float] | None = None
@@ -433,7 +435,7 @@ class Withheld:
         """Take in that its syncer, who has that head, has a contribution. What it said before still binds it:
         else who is asked again and again, as rounds last longer than our patience, never misses any."""
         if self._of != (pending.stamp, pending.peer):
-            self._of, self._from = (pending.stamp, pending.peer), None
+            self._of, self._misses, self._from = (pending.stamp, pending.peer), 0, None
         if self._from is not None:
             return
         ours = self._context.chain.head.number
@@ -448,9 +450,9 @@ class Withheld:
             return False
         if not held or header.syncer != pending.peer:
             return False
-        self._from = None
-        distrusted = self._context.shared.distrust.add(pending.peer, Cause.LEFT_OUT, now)
-        if distrusted and pending.peer == office.syncer:
+        self._misses, self._from = self._misses + 1, None
+        if self._misses >= MOST_MISSES and pending.peer == office.syncer:
+            self._context.shared.distrust.add(pending.peer, Cause.FALSE, now)
             office.suspect(Suspicion.LEFT_OUT)
         return True
 

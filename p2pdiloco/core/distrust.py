@@ -150,12 +150,10 @@ class Cause(Enum):
     first time; that doubles with each further one (`backoff_s`)."""
 
     FALSE = 1, 3600.0
-    """A merge, state or repair of the peer's was false; or it looks so, and the peer does not give what is in
-    it."""
+    """The peer's repair was false, or a merge looks so and the peer does not give what is in it; or it leaves
+    our work out time and again (`Withheld`)."""
     WITHHELD = 2, 3600.0
     """The peer is connected, and does not give what it merged. It may have let go of that once."""
-    LEFT_OUT = 3, 3600.0
-    """The peer made a version without work of ours that it says it has."""
     USELESS = 1, math.inf
     """The peer's work does harm, or no good, by our loss audits: it is expelled."""
     ACCUSED_IN_VAIN = 1, 600.0
@@ -166,7 +164,7 @@ class Cause(Enum):
     """The peer did not give what it names as its head, or gave something false."""
 
 
-OF_OFFICE = Cause.FALSE, Cause.WITHHELD, Cause.LEFT_OUT, Cause.USELESS
+OF_OFFICE = Cause.FALSE, Cause.WITHHELD, Cause.USELESS
 """Causes for which a peer is counted on in no office, and gets no vote of ours."""
 NEVER_NOTED = 0, -math.inf
 
@@ -174,7 +172,7 @@ NEVER_NOTED = 0, -math.inf
 class Distrust:
     """Ledger of one node: how often each peer gave it a cause, and until when it is distrusted for that.
 
-    A follower has one of its own, for the holders of its fragment.
+    A follower has one of its own, for the holders of its fragment, and a syncer for the members of its group.
     """
 
     def __init__(self) -> None:

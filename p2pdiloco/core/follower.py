@@ -116,6 +116,8 @@ class Follower:
         self._attempts = 0
         self._retry_at_s = self._asked_s = 0.0
         self._need_state = False
+        self._asked_at = b""
+        """Digest of our head when a holder was asked."""
         self._auditor, self._on_moved = auditor, on_moved
 
     # --- questions -----------------------------------------------------------------------------------
@@ -165,7 +167,7 @@ class Follower:
             self._try_unproven(now)
         if target is None:
             return
-        holders = sorted(self._doubts.open(self.heads.able(target.number), now))
+        holders = sorted(self._doubts.open(self.heads.able(target), now))
         # Who cannot be dialled is spared, and perhaps not to be had.
         holders = [p for p in holders if self._shared.view.dialable(p)] or holders
         peer = holders[(self._first_asked + target.number + self._attempts) % len(holders)]
@@ -204,6 +206,7 @@ class Follower:
 
     def _pull(self, signal: FollowSignal, effect: FetchUpdate | FetchState) -> None:
         self._machine.go(signal)
+        self._asked_at = self._chain.head.digest
         self._shared.out.ask(effect, partial(self._fetched, effect.peer), self._fragment)
 
     def _take_spare(self) -> None:
@@ -294,12 +297,16 @@ class Follower:
         """Compare a version that was fetched with ours of that number: both together may be a proof."""
         ours = self._chain.logged(version.header.number)
         self._shared.excluded.found(two_versions(ours, version), giver)
+        self.heads.compared(version.header.digest())
 
     def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
         forked = fault.forked and not self._unproven
         if fault.innocent:
             if forked:
                 self._unless_supported(peer, now)
+            elif fault is VersionFault.CHAIN_MOVED and self._asked_at == self._chain.head.digest:
+                # It is another than was asked for, or a sibling of ours that is no proof.
+                self._doubts.add(peer, self._shared.timing.retry_s, now, math.inf)
             self._done(now, ok=False)
         else:
             self._disappointed(peer, True, now)
@@ -444,6 +451,7 @@ class Doubts:
     def __init__(self) -> None:
         self._distrust = Distrust()
         self._failed = self._distrust.noted[Cause.GAVE_NOTHING]
+        self._in_a_row = 0
         self._again_s = -math.inf
         """Time before which nobody is asked who failed last time, whoever that is."""
 
@@ -453,7 +461,8 @@ class Doubts:
         forgiven = self._failed.get(peer, NEVER_NOTED)[0] < FORGIVEN
         least_s = 0.0 if forgiven else min(WASTED_TIMES * waited_s, WASTED_S)
         self._distrust.add(peer, Cause.GAVE_NOTHING, now, least_s)
-        self._again_s = now + backoff_s(retry_s, len(self._failed))
+        self._in_a_row += 1
+        self._again_s = now + backoff_s(retry_s, self._in_a_row)
 
     def __contains__(self, peer: str) -> bool:
         """Tell whether the holder failed last time."""
@@ -462,6 +471,7 @@ class Doubts:
     def drop(self, peer: str) -> None:
         """Forget the doubt: the holder delivered."""
         self._failed.pop(peer, None)
+        self._in_a_row = 0
 
     def open(self, peers: Iterable[str], now: float) -> set[str]:
         """Choose whom of these to ask now: those that did not fail last time, or else those that were left

@@ -95,6 +95,8 @@ class ForkChoice:
         """True: that was so for a while (`settle_s`), as of the last look."""
         self._refused: BoundedDict[bytes, None] = BoundedDict()
         """Digests of versions whose states were worse than ours."""
+        self._compared: BoundedDict[bytes, None] = BoundedDict()
+        """Digests of versions that were fetched: as siblings of our head they are looked at once."""
         self._basis: Basis | None = None
         self.begins = False
         """True: nothing of ours has been found to be the run's, as of the last look."""
@@ -111,10 +113,10 @@ class ForkChoice:
         """List the members whose head is that version, which is not ours."""
         return sorted(peer for peer, head in self._named.items() if head.digest == digest)
 
-    def able(self, number: int) -> list[str]:
-        """List who can give a version of that number."""
-        found = self.wanted or self.unproven
-        return [peer for peer, head in found.items() if head.number >= number]
+    def able(self, target: Head) -> list[str]:
+        """List who can give that head, or what leads there."""
+        found, above = self.wanted or self.unproven, target.number > self._chain.head.number
+        return [p for p, h in found.items() if h == target or (above and h.number >= target.number)]
 
     def may_follow(self, giver: str, version: Head, now: float) -> bool:
         """Tell whether a version that this peer gave may be taken, if it is sound. A newcomer takes, for the
@@ -206,7 +208,10 @@ class ForkChoice:
 
     def _is_near(self, head: Head) -> bool:
         """Tell whether updates may lead there; or to a sibling of our head, as both may be a proof."""
-        return 0 <= head.number - self._chain.head.number <= self._shared.config.log_versions
+        ahead = head.number - self._chain.head.number
+        if ahead == 0:
+            return head.digest not in self._compared
+        return 0 < ahead <= self._shared.config.log_versions
 
     def _is_wanted(self, peer: str, head: Head) -> bool:
         heavier = self._is_heavier(head)
@@ -358,6 +363,10 @@ class ForkChoice:
         """Take in that the state of that version was worse than ours: what we have stays."""
         self._refused[version.digest] = None
         self.verified = True
+
+    def compared(self, digest: bytes) -> None:
+        """Take in that this version was fetched, and compared with ours."""
+        self._compared[digest] = None
 
     def cannot_give(self, peer: str) -> None:
         """Forget what that peer named, until it names it again."""

@@ -25,7 +25,7 @@ from p2pdiloco.core.base import (
 )
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.context import Electorate, FragmentContext
-from p2pdiloco.core.distrust import Cause
+from p2pdiloco.core.distrust import Cause, Distrust
 from p2pdiloco.core.election import Office
 from p2pdiloco.core.inbox import Admission, Held, Inbox, Unusable
 from p2pdiloco.core.publisher import Hierarchy, Job, Merger
@@ -489,6 +489,7 @@ class Attendance:
         self._passed: set[str] = set()
         """Children that have nothing to send this time."""
         self._everybody = False
+        self._absent = Distrust()
 
     def begin(self, everybody: bool = False) -> None:
         """Count anew, for another round. `everybody`: it waits for all that say that they learn."""
@@ -500,18 +501,18 @@ class Attendance:
         say that it ever will."""
         self._passed.add(child)
         if self._context.roster.attends(child):
-            self._shared.distrust.forgive(child, Cause.ABSENT, now)
+            self._absent.forgive(child, Cause.ABSENT, now)
 
     def came(self, child: str, now: float) -> None:
         """Note that a child has sent something after all."""
         self._passed.discard(child)
-        self._shared.distrust.forgive(child, Cause.ABSENT, now)
+        self._absent.forgive(child, Cause.ABSENT, now)
 
     def closed_without(self, missing: Iterable[str], now: float) -> None:
         """Note whom a round called in vain. No round waits for a learner that is silent time and again. It is
         called all the same, if it was merged lately: slower than the versions, it is due by calls only."""
         for child in () if self._level else missing:
-            self._shared.distrust.add(child, Cause.ABSENT, now)
+            self._absent.add(child, Cause.ABSENT, now)
 
     def quorum(self, now: float) -> int:
         """Offers with which a round may begin."""
@@ -530,12 +531,12 @@ class Attendance:
             held.child for held in self._inbox.starting()
         ]  # also whose heartbeats its upload keeps back
         wanted = self._inbox.in_turn if called or self._everybody else self._inbox.awaits
-        distrust, attends = self._shared.distrust, self._context.roster.attends
+        attends = self._context.roster.attends
         expected = [
             child
             for child in self._electorate.expected(now)
             if wanted(child, now)
-            and (not distrust.has(child, now, Cause.ABSENT) or (called and attends(child)))
+            and (not self._absent.has(child, now, Cause.ABSENT) or (called and attends(child)))
         ]
         return [child for child in dict.fromkeys([*expected, *coming]) if child not in have]
 

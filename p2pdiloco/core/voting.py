@@ -509,9 +509,10 @@ def _binds_us(
     said = context.shared.view.head(holder, context.index) if holder else None
     stands = said is not None and (said == header.head() or (full and said.number > header.number))
     if topmost and counted_on:
-        elected_from = office.certificate.base[0] if office.certificate else -1
+        number, digest = office.certificate.base if office.certificate else (-1, b"")
         ours = (office.term, holder) == (header.term, header.syncer)
-        before = giver == holder and header.number <= elected_from and header.term < office.term
+        leads = header.number < number or (header.number == number and header.digest() == digest)
+        before = giver == holder and leads and header.term < office.term
         return ours or before or (full and (stands or header.term > office.term))
     vacant_s = min(now - context.moved_s, office.open_s(now))
     if full or (not counted_on and vacant_s > context.shared.timing.resume_alone_s):

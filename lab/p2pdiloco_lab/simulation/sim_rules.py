@@ -131,9 +131,10 @@ class InvariantWatch:
                 raise Violation("durable-first", f"{where}: its syncer {header.syncer} never had it")
             if not lies:
                 self._durable(host, version)
-            elif (header.fragment, header.term, header.syncer) not in self._in_office:
-                if host.peer in self._liars:
-                    return  # excluded, it may be alone with another
+            earned = (header.fragment, header.term, header.syncer) in self._in_office
+            if host.peer in self._liars and not (earned and header.parent in self.headers):
+                return  # excluded, it may be alone with another
+            if lies and not earned:
                 raise Violation(
                     "authority", f"{where}: {header.syncer} holds no office in term {header.term}"
                 )

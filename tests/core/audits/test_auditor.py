@@ -158,13 +158,12 @@ def test_distrust_begins_with_so_many_times_and_lasts_ever_longer(cause: Cause) 
 
 
 def test_forgiveness_ends_a_count_and_no_pause_that_has_an_end() -> None:
-    for cause, goes_on in ((Cause.LEFT_OUT, True), (Cause.ABSENT, False)):
+    for cause, goes_on in ((Cause.WITHHELD, True), (Cause.ABSENT, False)):
         distrust = Distrust()
-        for is_distrusted in (False, False):
-            assert distrust.add("p1", cause, 0.0) is is_distrusted
+        counts = [False] * (cause.value[0] - 1)
+        assert [distrust.add("p1", cause, 0.0) for _ in counts] == counts
         distrust.forgive("p1", cause, 0.0)
-        for is_distrusted in (False, False, True):
-            assert distrust.add("p1", cause, 0.0) is is_distrusted
+        assert [distrust.add("p1", cause, 0.0) for _ in (*counts, True)] == [*counts, True]
         distrust.forgive("p1", cause, 0.0)
         assert distrust.has("p1", 0.0, cause) is goes_on
 

@@ -29,8 +29,8 @@ from p2pdiloco.core.api.reasons import FetchFailure, Suspicion, Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, SignedContribution, Stamp, Watermark
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import Chain, Witnesses
-from p2pdiloco.core.contributions import ELSEWHERE, MOST_AHEAD
-from p2pdiloco.core.distrust import OF_OFFICE, Cause
+from p2pdiloco.core.contributions import ELSEWHERE, MOST_AHEAD, MOST_MISSES
+from p2pdiloco.core.distrust import OF_OFFICE
 from p2pdiloco.core.pending import (
     IN_MEMORY,
     KEPT_MAX,
@@ -558,9 +558,9 @@ def test_doubts_outlive_a_second_end() -> None:
 
 def test_whoever_leaves_our_work_out_time_and_again_gets_no_vote_of_ours() -> None:
     solo = held_by_p1()
-    effects = without_ours(solo, 2 * Cause.LEFT_OUT.value[0] - 1)
+    effects = without_ours(solo, 2 * MOST_MISSES - 1)
     assert not reasons(effects, "suspicion") and not solo.core.shared.distrust.has("p1", solo.now, *OF_OFFICE)
-    assert len(found(effects, ev.Offer)) == Cause.LEFT_OUT.value[0] - 1, "offered again after each miss"
+    assert len(found(effects, ev.Offer)) == MOST_MISSES - 1, "offered again after each miss"
     assert reasons(without_ours(solo, 1), "suspicion") == [str(Suspicion.LEFT_OUT)]
     assert solo.core.shared.distrust.has("p1", solo.now, *OF_OFFICE)
     assert not found(effects, ev.RetireSlot), "nothing of it is lost"
@@ -570,7 +570,7 @@ def test_whoever_says_so_again_before_each_version_gets_no_more_time_by_it() -> 
     """A learner that waits for less than a round lasts asks again before each version."""
     solo = held_by_p1()
     effects: list[ev.Effect] = []
-    for _ in range(2 * Cause.LEFT_OUT.value[0]):
+    for _ in range(2 * MOST_MISSES):
         own = solo.fragment.own
         own._withheld.acknowledged(own._queue[0], solo.head)
         effects += without_ours(solo, 1)
@@ -591,7 +591,7 @@ def test_versions_that_were_made_before_it_had_our_work_are_no_miss() -> None:
 def test_whoever_says_that_it_is_far_ahead_is_found_all_the_same() -> None:
     solo = held_by_p1()
     far = replace(solo.head, number=1 << 40)
-    effects = without_ours(solo, Cause.LEFT_OUT.value[0] * (MOST_AHEAD + 2), head=far)
+    effects = without_ours(solo, MOST_MISSES * (MOST_AHEAD + 2), head=far)
     assert reasons(effects, "suspicion") == [str(Suspicion.LEFT_OUT)]
 
 

@@ -85,8 +85,11 @@ def test_what_a_holder_gives_of_the_branch_from_which_it_was_elected_is_followed
     """Of four that were split two had made versions alone: three elected one, and did not follow it."""
     solo, alone = member(), elected(syncer, (syncer,), NEXT + 1)
     assert not taken(solo, syncer, NEXT + 1, alone, giver="p1")
-    solo.message("p1", msg.Elected(elected("p1", SEATS[1:], NEXT + 5, base=HEAD.number + 1, digest=FOREIGN)))
+    base = child(CHAIN[-1].header, syncer, (syncer,), NEXT + 1).header.digest()
+    solo.message("p1", msg.Elected(elected("p1", SEATS[1:], NEXT + 5, base=HEAD.number + 1, digest=base)))
     assert taken(solo, syncer, NEXT + 1, alone, giver="p1")
+    other, early = "p2" if syncer == "p1" else "p1", elected("p1", ("p1",), NEXT + 2)
+    assert not taken(solo, other, NEXT + 2, early, giver="p1"), "it was elected to go on from another"
     assert not taken(solo, syncer, NEXT + 1, alone, giver="p3")
     late = elected(syncer, (syncer,), NEXT + 6)
     assert not taken(solo, syncer, NEXT + 6, late, giver="p1"), "else it would go on for ever by its own vote"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kit import Solo, branch, child, config, found, reasons, restored_nothing, saved, table
+from msgspec.structs import replace
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import Restored, Timing
@@ -115,6 +116,18 @@ def test_who_comes_back_hears_first_who_else_is_here() -> None:
     assert not solo.core.shared.confirmed and not found(effects, ev.FetchState)
     effects = stand(solo, ("p2", "p3"), FAR) + solo.wait(5.0)
     assert found(effects, ev.FetchState)
+
+
+def test_a_boast_of_our_own_number_keeps_us_from_nothing_that_others_have() -> None:
+    """It is no proof, and no update of ours leads there."""
+    solo = node()
+    boast = replace(CHAIN[4].header.head(), tokens=10**9, digest=bytes(32))
+    solo.says["p4"] = {"heads": (boast,)}
+    (asked,) = found(solo.hear("p4"), ev.FetchUpdate)
+    assert asked.number == 4
+    effects = solo.answer(asked, ev.UpdateFetched(CHAIN[4], 900)) + stand(solo, ("p1", "p2"), NEXT)
+    asked = found(effects + solo.wait(1.0), ev.FetchUpdate)[0]
+    assert (asked.peer in ("p1", "p2"), asked.number) == (True, 5)
 
 
 LIGHTER = child(CHAIN[3].header, "p2", ("p2",))
