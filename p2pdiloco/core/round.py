@@ -12,7 +12,7 @@ from enum import Enum, auto
 from p2pdiloco.core.api.events import AnswerTransfer
 from p2pdiloco.core.api.messages import Closing, Pass
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import Head, Ticket
+from p2pdiloco.core.api.types import MAX_PEERS, Head, Ticket
 from p2pdiloco.core.api.versions import SignedOffer
 from p2pdiloco.core.base import (
     ARRIVAL_INTERVALS,
@@ -775,7 +775,6 @@ IN_VAIN = 3
 time does not take them."""
 MOST = 16
 """Versions that wait in all for one without a seat."""
-MAX_PEERS = 4096
 
 
 class _Lag:
