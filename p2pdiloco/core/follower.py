@@ -297,7 +297,8 @@ class Follower:
         """Compare a version that was fetched with ours of that number: both together may be a proof."""
         ours = self._chain.logged(version.header.number)
         self._shared.excluded.found(two_versions(ours, version), giver)
-        self.heads.compared(version.header.digest())
+        if version.header.number == self._chain.head.number:
+            self.heads.compared(version.header.digest())
 
     def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
         forked = fault.forked and not self._unproven

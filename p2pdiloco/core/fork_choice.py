@@ -96,7 +96,7 @@ class ForkChoice:
         self._refused: BoundedDict[bytes, None] = BoundedDict()
         """Digests of versions whose states were worse than ours."""
         self._compared: BoundedDict[bytes, None] = BoundedDict()
-        """Digests of versions that were fetched: as siblings of our head they are looked at once."""
+        """Digests of siblings of our head that were fetched: each is looked at once."""
         self._basis: Basis | None = None
         self.begins = False
         """True: nothing of ours has been found to be the run's, as of the last look."""

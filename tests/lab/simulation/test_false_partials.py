@@ -94,5 +94,5 @@ def test_honest_groups_are_never_found_false(monkeypatch: pytest.MonkeyPatch) ->
 def test_who_draws_finds_what_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audits, "SUSPICIOUS", -1.0)
     monkeypatch.setattr(audits, "DRAWN", 100.0)
-    seen = Seen(group_syncers=(GROUP_SYNCER,), roots=(ROOT,))
-    assert {liar for liar, _ in seen.found} == {GROUP_SYNCER, ROOT}
+    found = Seen(group_syncers=(GROUP_SYNCER,)).found | Seen(roots=(ROOT,)).found
+    assert {liar for liar, _ in found} == {GROUP_SYNCER, ROOT}
