@@ -1,17 +1,15 @@
 """Deliberate bugs about links that carry little; of the list in `mutation_list.py`.
 
-That rounds wait for payloads on their way, and that no syncer outruns the others, is none of them: without
-it versions have fewer contributors. That breaks no rule of the simulator (`scripts/bench/bench_rules.py`
-measures it).
+They break no rule of the simulator: versions have fewer contributors, which `scripts/bench/bench_rules.py`
+measures.
 """
 
 from __future__ import annotations
 
-from mutation_kit import Patch, mutation
+from mutation_kit import Patch
 from p2pdiloco.core.context import Electorate, Fitness
 
 
-@mutation("wan", 3, 1, "stuck", first_seed=79)
 def a_thin_uplink_is_as_fit_as_any(patch: Patch) -> None:
     fitness = Electorate.fitness
 

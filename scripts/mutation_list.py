@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-import mutation_links
 import mutation_proofs
 import mutation_roster
 import mutation_scale
@@ -32,7 +31,7 @@ from p2pdiloco.core.round import Round
 from p2pdiloco.core.voting import VoteJudge
 from p2pdiloco_lab.simulation.sim_worker import Worker
 
-__all__ = ["MUTATIONS", "mutation_links", "mutation_proofs", "mutation_roster", "mutation_scale"]
+__all__ = ["MUTATIONS", "mutation_proofs", "mutation_roster", "mutation_scale"]
 
 change = msgspec.structs.replace
 
