@@ -282,7 +282,10 @@ class VoteRefusal(Reason):
     LIGHTER = "lighter", "our chain is heavier"
     COUNTED_ON = "counted-on", "the syncer in office is alive"
     NOT_PROVEN = "not-proven", "by our chain that term is not over", True
-    DISTRUSTED = "distrusted", "it gave us something false, or not what it merged, or left our work out"
+    DISTRUSTED = (
+        "distrusted",
+        "it gave something false, nothing of use, or not what it merged, or left us out",
+    )
     OUT_OF_TURN = "out-of-turn", "it made nothing of the office, or had it lately, and others stand", True
 
 

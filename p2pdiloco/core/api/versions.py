@@ -496,8 +496,8 @@ def _best(epoch: int, groups: int, vacant: Callable[[int, int], int]) -> tuple[i
 
 
 REMEMBERED = 64
-"""Partitions into leaf groups that a roster remembers: more than fragments that change their groups at one
-time."""
+"""Partitions into leaf groups, or headers, of which is remembered what follows from them: more than fragments
+that change at one time."""
 
 
 class MemberList:
