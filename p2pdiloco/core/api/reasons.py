@@ -282,10 +282,7 @@ class VoteRefusal(Reason):
     LIGHTER = "lighter", "our chain is heavier"
     COUNTED_ON = "counted-on", "the syncer in office is alive"
     NOT_PROVEN = "not-proven", "by our chain that term is not over", True
-    DISTRUSTED = (
-        "distrusted",
-        "it gave something false, nothing of use, or not what it merged, or left us out",
-    )
+    DISTRUSTED = "distrusted", "it gave something false or useless, or not what it merged, or left us out"
     OUT_OF_TURN = "out-of-turn", "it made nothing of the office, or had it lately, and others stand", True
 
 
