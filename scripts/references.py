@@ -24,9 +24,9 @@ from msgspec import Struct
 from p2pdiloco.cli.commands import bootstrap, node
 from p2pdiloco.cli.from_lab import loaded
 from p2pdiloco.cli.group import cli
-from p2pdiloco.cli.options import EXAMPLES
+from p2pdiloco.cli.options import EXAMPLES, FlagOption
 from p2pdiloco.config.manifest import COMMENTS, TABLES, Manifest, ModelSection, as_toml, keys_of, tables_of
-from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
+from p2pdiloco.config.settings import BootstrapSettings, NodeSettings, Part
 from p2pdiloco.tasks.registry import BUILT_IN
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,23 +111,13 @@ def default_of(field: msgspec.structs.FieldInfo) -> str:
     return code(as_toml(str(value) if isinstance(value, Path) else value))
 
 
-def kinds() -> dict[str, str]:
-    """Headings of node.toml, by the keys that are below them."""
-    found, title = {}, ""
-    for line in (ROOT / "node" / "node.toml").read_text(encoding="utf-8").splitlines():
-        if heading := re.match(r"# --- (.+?) -+$", line):
-            title = heading[1]
-        elif key := re.match(r"(?:# )?(\w+) = ", line):
-            found[key[1]] = title
-    return found
-
-
-def setting_rows(settings: type[Struct], command: click.Command) -> Iterator[tuple[str, list[str]]]:
-    """Key and row of each setting."""
+def setting_rows(settings: type[Struct], command: click.Command) -> Iterator[tuple[Part, list[str]]]:
+    """Part of the help, and row, of each setting."""
     told, schema = texts(settings), keys_of(settings)
     options = {each.name: each for each in command.params}
     for field in msgspec.structs.fields(settings):
         option = options[field.name]
+        part = option.part if isinstance(option, FlagOption) else Part.RUN
         if isinstance(option, click.Option):
             names = [*option.opts, *option.secondary_opts]
             values = option.metavar or schema[field.name].words
@@ -138,7 +128,7 @@ def setting_rows(settings: type[Struct], command: click.Command) -> Iterator[tup
         unusual = "" if variable == f"P2PDILOCO_{field.name.upper()}" else variable
         text = told.get(field.name, help_text)
         yield (
-            field.name,
+            part,
             [code(*names, unusual, field.name), words(values), default_of(field), cell(text)],
         )
 
@@ -146,13 +136,12 @@ def setting_rows(settings: type[Struct], command: click.Command) -> Iterator[tup
 def settings_page() -> str:
     """The page of the settings."""
     head = ("Flag, key", "Values", "Default", "What it is")
-    groups: dict[str, list[list[str]]] = {}
-    titles = kinds()
-    for key, row in setting_rows(NodeSettings, node):
-        groups.setdefault(titles[key], []).append(row)
+    groups: dict[Part, list[list[str]]] = {part: [] for part in Part}
+    for part, row in setting_rows(NodeSettings, node):
+        groups[part].append(row)
     parts = [SETTINGS, "## Node", "Settings of `p2pdiloco node`."]
-    for title in dict.fromkeys(titles.values()):
-        parts += [f"### {title[0].upper()}{title[1:]}", table(head, groups[title])]
+    for part, rows in groups.items():
+        parts += [f"### {part.value}", table(head, rows)]
     parts += ["## Bootstrap", "Settings of `p2pdiloco bootstrap`."]
     return "\n\n".join([*parts, table(head, [row for _, row in setting_rows(BootstrapSettings, bootstrap)])])
 

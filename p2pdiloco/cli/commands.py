@@ -29,21 +29,18 @@ from p2pdiloco.cli.options import (
     config_option,
     example,
     exit_status,
+    flags_of,
+    help_all,
     joined_through,
     setting,
 )
 from p2pdiloco.config.settings import (
     BoardSettings,
     BootstrapSettings,
-    Compile,
     DemoSettings,
     DoctorSettings,
-    LogStyle,
     LogToSettings,
     NodeSettings,
-    Precision,
-    Reachability,
-    Shard,
     StatusSettings,
     TopSettings,
     WatchSettings,
@@ -57,71 +54,12 @@ from p2pdiloco.util import Values
 
 W = TypeVar("W", bound=WatchSettings)
 
-NODE = partial(setting, NodeSettings)
-BOOTSTRAP = partial(setting, BootstrapSettings)
 STATUS = partial(setting, StatusSettings)
 DEMO = partial(setting, DemoSettings)
 
-LOG: Values = {
-    "type": click.Choice(get_args(LogStyle)),
-    "help": "tui: live view; auto: tui on a terminal, else text.",
-}
-JOIN: Values = {
-    "multiple": True,
-    "metavar": "MULTIADDR",
-    "help": "Address of a bootstrap or of any live node, with /p2p/ID, /dnsaddr/NAME, or a run link; may be "
-    "repeated.",
-}
-RUN: Values = {
-    "metavar": "ID|NAME",
-    "help": "Id of the run, 8 digits of it or more, or its name.",
-}
-LOCAL: Values = {
-    "type": FILE,
-    "help": "Without --join: ask the node or bootstrap that runs here with this folder.  "
-    "[default: the usual]",
-}
-LISTEN: Values = {
-    "multiple": True,
-    "metavar": "MULTIADDR",
-    "help": "Where to listen; may be repeated. By default any port, and the same one at the next start.",
-}
-ANNOUNCE: Values = {
-    "multiple": True,
-    "metavar": "MULTIADDR",
-    "help": "Tell others these addresses instead of those found out (for a forwarded port).",
-}
-UPLOAD: Values = {
-    "metavar": "RATE",
-    "help": "Use at most so many bits per second, such as 20Mbit, to send; default: whatever the link has.",
-}
-DOWNLOAD: Values = {"metavar": "RATE", "help": "The same to receive."}
-WEB: Values = {
-    "metavar": "[HOST:]PORT",
-    "help": "Serve a page that shows the run, for this machine's browser; port 0: any that is free.",
-}
-JOIN_ALIASES = ("--initial_peers", "--initial-peers")
-
 
 @click.command(cls=SpacedLists, epilog=example("bootstrap"))
-@BOOTSTRAP(
-    "--run",
-    multiple=True,
-    type=FILE,
-    metavar="FILE|ID",
-    help="run.toml to sign and serve, or the id of a run of --join to serve; repeatable.",
-)
-@BOOTSTRAP("--join", *JOIN_ALIASES, **JOIN)
-@BOOTSTRAP("--data-dir", type=FILE, help="Folder of the identity and the signed manifests.")
-@BOOTSTRAP("--listen", "--host_maddrs", **LISTEN)
-@BOOTSTRAP("--announce", "--announce_maddrs", **ANNOUNCE)
-@BOOTSTRAP("--lan", is_flag=True, help="Announce it in the local network, to everybody there (extra lan).")
-@BOOTSTRAP("--relay/--no-relay", field="relay", help="Relay for peers behind NATs; bounded. Default: relay.")
-@BOOTSTRAP("--max-upload", **UPLOAD)
-@BOOTSTRAP("--max-download", **DOWNLOAD)
-@BOOTSTRAP("--log", **LOG)
-@BOOTSTRAP("--web", **WEB)
-@BOOTSTRAP("--web-public", is_flag=True, help="Let anybody see the public part of the page, without a token.")
+@flags_of(BootstrapSettings)
 @config_option("bootstrap")
 def bootstrap(**values: Any) -> int | None:
     """Serve a well-known address: discovery, manifests, list of runs. Trains nothing."""
@@ -137,91 +75,9 @@ def bootstrap(**values: Any) -> int | None:
 @click.argument(
     "invite", metavar="[LINK|INVITE]", required=False, default="", envvar=known_variable("--invite")
 )
-@NODE("--join", *JOIN_ALIASES, **JOIN)
-@NODE("--run", **RUN)
-@NODE("--data-dir", type=FILE, help="Folder of identity, checkpoints and events.jsonl.")
-@NODE("--device", help="auto, cpu, mps, or cuda, rocm, xpu, perhaps with :N.")
-@NODE("--nproc", help="Processes of the learner, a device each; auto: one for every GPU.")
-@NODE(
-    "--shard",
-    type=click.Choice(get_args(Shard)),
-    help="Share model, gradients, moments out among these processes (FSDP); auto: if a device is too small.",
-)
-@NODE(
-    "--precision",
-    type=click.Choice(get_args(Precision)),
-    help="Of forward and backward passes; auto: bf16 where the device is fast at it.",
-)
-@NODE(
-    "--compile",
-    type=click.Choice(get_args(Compile)),
-    help="Of passes; auto: on a GPU, after some steps, if the run is long enough; always: at once.",
-)
-@NODE("--threads", type=int, help="CPU threads of the learner; 0: chosen by itself.")
-@NODE("--listen", "--host_maddrs", **LISTEN)
-@NODE("--announce", "--announce_maddrs", **ANNOUNCE)
-@NODE(
-    "--reachability",
-    type=click.Choice(get_args(Reachability)),
-    help="Whether others can dial this node; auto: it asks them.",
-)
-@NODE(
-    "--lan",
-    is_flag=True,
-    help="Announce this node in the local network; without --join: find a run there (extra lan).",
-)
-@NODE(
-    "--relay/--no-relay",
-    field="relay",
-    help="Use relays to be reached behind a NAT, and relay for others; bounded. Default: relay.",
-)
-@NODE("--max-upload", **UPLOAD)
-@NODE("--max-download", **DOWNLOAD)
-@NODE(
-    "--max-memory",
-    metavar="SIZE",
-    help="Hold at most so many bytes of peers' payloads, such as 2GiB; default: as many as come.",
-)
-@NODE(
-    "--max-disk",
-    metavar="SIZE",
-    help="Join no run that takes more of the data folder than this, such as 20GiB.",
-)
-@NODE("--yes", is_flag=True, help="Join without a question, where somebody at a terminal would be asked.")
-@NODE("--genesis", is_flag=True, help="Start the run from version 0 if no peer holds any of it.")
-@NODE("--run-file", type=FILE, help="run.toml of a new run, which this node then owns (with --genesis).")
-@NODE("--name", help="What people see beside the peer id.")
-@NODE("--data", type=FILE, help="File or folder of the data, for runs that bring none.")
-@NODE("--log", **LOG)
-@NODE("--web", **WEB)
-@NODE("--checkpoint-every-s", type=float, help="Seconds between checkpoints.")
-@NODE("--eval-every-s", type=float, help="Seconds between evaluations on held-out data.")
-@NODE(
-    "--evaluate",
-    type=click.Choice(["turns", "each"]),
-    help="turns: one member at a time evaluates for all; each: this node always.",
-)
-@NODE("--result-dir", type=FILE, help="Write checkpoints of the global parameters into this folder.")
-@NODE("--result-every", metavar="EVERY", help="Between two of them, such as 30min or 500merges.")
-@NODE("--result-keep", type=int, help="Keep so many, the newest.")
-@NODE("--keep-history", is_flag=True, help="Keep who contributed what, for `p2pdiloco credits`.")
-@NODE("--micro-batch-tokens", type=int, help="Tokens per forward pass, to begin with; 0: chosen by itself.")
-@NODE("--learner-nice", type=int, help="0 to 19: how far training steps back for all else on the machine.")
-@NODE(
-    "--daemon-nice", help="How far merging and transfers step back, for training too; auto: 12 beside a GPU."
-)
-@NODE("--learner-socket", type=FILE, help="Start no learner: a program connects there (p2pdiloco.Session).")
-@NODE("--learner-wait-s", type=float, help="Leave when no such program was there for so long; 0: never.")
-@NODE(
-    "--min-step-s", type=float, help="An inner step takes at least so long, on average: spares the machine."
-)
-@NODE("--max-transfer", metavar="SIZE/month", help="Bytes of a calendar month, such as 200GB/month.")
-@NODE("--hours", metavar="HOURS", help='Train in these only, such as 22-7 or "mon-fri 18-8, sat-sun 0-24".')
-@NODE("--when-idle", metavar="TIME", help="Train when nobody has used the machine for so long: 10min.")
-@NODE("--not-on-battery", is_flag=True, help="Train on mains power only.")
-@NODE("--max-temperature", type=float, help="Rest while GPU or CPU are hotter, in degrees Celsius.")
-@NODE("--max-power", type=float, help="Rest while the GPUs draw more, in watts.")
+@flags_of(NodeSettings)
 @config_option("node")
+@help_all
 def node(**values: Any) -> int | None:
     """Take part in a run: find it, catch up, train, contribute.
 
@@ -239,9 +95,7 @@ def node(**values: Any) -> int | None:
 
 
 @click.command(cls=SpacedLists, epilog=example("status"))
-@STATUS("--join", *JOIN_ALIASES, **JOIN)
-@STATUS("--data-dir", **LOCAL)
-@STATUS("--run", **RUN)
+@flags_of(StatusSettings)
 @STATUS("--json", is_flag=True, help="Print JSON.")
 @STATUS("--timeout-s", type=Number(min=0.1, max=3600), help="Give up after this many seconds.")
 def status(**values: Any) -> int | None:
@@ -286,9 +140,7 @@ BOARD = partial(setting, BoardSettings)
 
 
 @click.command(cls=SpacedLists)
-@TOP("--join", *JOIN_ALIASES, **JOIN)
-@TOP("--data-dir", **LOCAL)
-@TOP("--run", **RUN)
+@flags_of(TopSettings)
 @TOP("--timeout-s", type=Number(min=0.1, max=3600), help="Give up if nobody answers at first for so long.")
 @TOP("--every-s", type=Number(min=1, max=3600), help="Between two lines, where there is no terminal.")
 def top(**values: Any) -> int | None:
@@ -308,9 +160,7 @@ def top(**values: Any) -> int | None:
 
 
 @click.command(cls=SpacedLists)
-@BOARD("--join", *JOIN_ALIASES, **JOIN)
-@BOARD("--data-dir", **LOCAL)
-@BOARD("--run", **RUN)
+@flags_of(BoardSettings)
 @BOARD("--out", type=FILE, metavar="DIR", help="Folder of the files: index.html, view.json, static/.")
 @BOARD("--every", metavar="TIME", help="Write again and again, such as 30s, until told to stop.")
 @BOARD("--timeout-s", type=Number(min=0.1, max=3600), help="Give up if nobody answers for so long.")
@@ -337,11 +187,7 @@ NAME_CELLS, LEVEL_CELLS, WIDTH = 10, 8, 110
 
 
 @click.command(cls=SpacedLists)
-@DOCTOR("--join", *JOIN_ALIASES, **JOIN)
-@DOCTOR("--run", **RUN)
-@DOCTOR(
-    "--data-dir", type=FILE, help="Folder of the node that runs, or is to run, here.  [default: the usual]"
-)
+@flags_of(DoctorSettings)
 @DOCTOR("--json", is_flag=True, help="Print one JSON object a line.")
 @DOCTOR("--timeout-s", type=Number(min=5, max=3600), help="Take no longer than this.")
 def doctor(**values: Any) -> int:

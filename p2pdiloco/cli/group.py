@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import click
@@ -33,9 +33,8 @@ from p2pdiloco.cli.commands import (
 )
 from p2pdiloco.cli.from_lab import CHAOS, SIMULATE, installed
 from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED
-from p2pdiloco.cli.options import COMPLETION, known_variables
-from p2pdiloco.cli.owner_commands import COMMANDS, can_join, invite, members
-from p2pdiloco.cli.owner_commands import OWNER_COMMANDS as CONTROLS
+from p2pdiloco.cli.options import COMPLETION, WholeSentences, known_variables
+from p2pdiloco.cli.owner_commands import COMMANDS, can_join, finish, invite, limits, members, pause, resume
 from p2pdiloco.cli.result_commands import checkpoint, evaluate, export, generate
 from p2pdiloco.cli.run_commands import plan, run_group
 from p2pdiloco.config.settings import ENVIRONMENT_PREFIX, check_environment
@@ -46,8 +45,22 @@ from p2pdiloco.release import VERSION
 EXIT_USER = 2
 
 
+PARTS: dict[str, tuple[click.Command, ...]] = {
+    "Take part": (join, node, can_join, plan, doctor),
+    "Your node": (pause, resume, finish, limits),
+    "Look": (status, top, board, credits_command, log_to, members),
+    "Take the result": (export, generate, evaluate, checkpoint),
+    "Host a run": (run_group, bootstrap, invite, *COMMANDS),
+    "Try it out": (demo, CHAOS, SIMULATE),
+}
+"""Commands by whom they are for."""
+
+
 @click.group(
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}, epilog=COMPLETION
+    cls=WholeSentences,
+    parts=PARTS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=COMPLETION,
 )
 @click.version_option(VERSION, prog_name="p2pdiloco")
 def cli() -> None:
@@ -58,13 +71,7 @@ def cli() -> None:
     check_environment(os.environ, known)
 
 
-for command in (run_group, plan, bootstrap, node, join, status, doctor, demo, CHAOS, SIMULATE):
-    cli.add_command(command)
-for command in (top, board, *CONTROLS):
-    cli.add_command(command)
-for command in (invite, *COMMANDS, can_join, members):
-    cli.add_command(command)
-for command in (export, generate, evaluate, checkpoint, log_to, credits_command):
+for command in chain.from_iterable(PARTS.values()):
     cli.add_command(command)
 
 

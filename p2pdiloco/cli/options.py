@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 import msgspec
@@ -20,7 +21,7 @@ from msgspec import Struct
 
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.config.manifest import keys_of
-from p2pdiloco.config.settings import known_variable, load_settings_table
+from p2pdiloco.config.settings import Flag, Part, flag_of, flags, known_variable, load_settings_table
 from p2pdiloco.errors import UserError
 from p2pdiloco.util import Frozen, Values
 
@@ -63,6 +64,18 @@ class SpacedLists(click.Command):
                 raise click.BadParameter("must be UTF-8 text", ctx, parameter)
         return rest
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """click's own; many options come in parts, in the order of these."""
+        records: dict[str, list[tuple[str, str]]] = {part.value: [] for part in Part} | {"Options": []}
+        for parameter in self.get_params(ctx):
+            in_part = isinstance(parameter, FlagOption) and has_parts(ctx)
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            records[parameter.part.value if in_part else "Options"].extend([record] if record else [])
+        for part, found in records.items():
+            if found:
+                with formatter.section(part):
+                    formatter.write_dl(found)
+
     def invoke(self, ctx: click.Context) -> Any:
         """click's own; where the log is for machines, wherever that is said, an error is a line of it."""
         try:
@@ -74,6 +87,57 @@ class SpacedLists(click.Command):
 
             click.echo(complaint_line(str(error), error.hint, error.details), err=True)
             return error.exit_status
+
+
+class WholeSentences(click.Group):
+    """A group that lists its commands in parts, each with the first sentence of its help."""
+
+    def __init__(self, *args: Any, parts: Mapping[str, Iterable[click.Command]] | None = None, **more: Any):
+        super().__init__(*args, **more)
+        self._parts = parts
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """click's own, in whole sentences."""
+        for part, commands in (self._parts or {"Commands": self.commands.values()}).items():
+            with formatter.section(part):
+                formatter.write_dl(
+                    [(each.name or "", each.get_short_help_str(limit=1000)) for each in commands]
+                )
+
+
+class FlagOption(click.Option):
+    """Option of a setting that has a flag; those for experts are hidden, and hivemind's spellings."""
+
+    def __init__(self, names: Sequence[str], *, flag: Flag, **more: Any) -> None:
+        super().__init__(
+            [*names, *flag.aliases],
+            help=flag.help,
+            metavar=flag.metavar or None,
+            **more,
+        )
+        self.part, self._aliases = flag.part, flag.aliases
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """click's own, by the first name."""
+        record = super().get_help_record(ctx)
+        if record is None or (self.part is Part.EXPERT and not ctx.meta.get(ALL)):
+            return None
+        names, text = record
+        for alias in self._aliases:
+            names = names.replace(f", {alias}", "")
+        return names, text
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """click's own. Where many are shown, the variables go without saying (`config_option`)."""
+        extra = super().get_help_extra(ctx)
+        if has_parts(ctx):
+            extra.pop("envvars", None)
+        return extra
+
+
+def has_parts(ctx: click.Context) -> bool:
+    """Tell whether the command has so many options that they are shown in parts."""
+    return len(ctx.command.params) > MANY
 
 
 class Number(click.FloatRange):
@@ -88,29 +152,75 @@ class Number(click.FloatRange):
 
 
 SPLIT_TEXT = SplitText()
+MANY = 12
+"""Limit of options that are shown in one list."""
+ALL = "all"
+"""Mark of a context whose help shows the options for experts."""
 FILE = click.Path(path_type=Path)
 """Type of a path. Several paths in a variable are separated as in PATH."""
 
 
-def setting(settings: type[Struct], flag: str, *aliases: str, field: str = "", **options: Any) -> Command:
-    """A click option for one field of a settings struct; the field's default is the flag's.
-
-    `aliases` are hivemind's spellings of the same flag.
-    """
-    name = field or flag.lstrip("-").replace("-", "_")
+def setting(settings: type[Struct], spelled: str, field: str = "", **options: Any) -> Command:
+    """A click option for one field of a settings struct; the field's default is the flag's."""
+    name = field or spelled.lstrip("-").replace("-", "_")
     default = next(f.default for f in msgspec.structs.fields(settings) if f.name == name)
     if options.get("multiple"):
         options.setdefault("type", SPLIT_TEXT)
     return click.option(
-        flag,
-        *aliases,
+        spelled,
         name,
         default=default,
-        envvar=known_variable(flag.partition("/")[0]),
+        envvar=known_variable(spelled.partition("/")[0]),
         show_envvar=True,
         show_default=default not in ("", None, (), False),
         **options,
     )
+
+
+def flags_of(settings: type[Struct]) -> Callable[[Command], Command]:
+    """Options of all fields of a settings struct whose types carry a flag."""
+
+    def make(command: Command) -> Command:
+        kinds = get_type_hints(settings)
+        for name, flag in reversed(flags(settings).items()):
+            negative = f"/--no-{name}" if getattr(settings(), name) is True else ""
+            option = partial(setting, settings, flag_of(name) + negative, field=name)
+            command = option(cls=FlagOption, flag=flag, **_values_of(kinds[name]))(command)
+        return command
+
+    return make
+
+
+def _values_of(kind: Any) -> Values:
+    """What click is to know of the values of a field's type."""
+    of = get_args(kind)
+    if get_origin(kind) is Literal:
+        return {"type": click.Choice(of)}
+    path = {"type": FILE} if Path in (kind, *of) else {}
+    if get_origin(kind) is tuple:
+        return {"multiple": True, **path}
+    if kind is bool:
+        return {"is_flag": True}
+    return {"type": kind} if kind in (int, float) else path
+
+
+def help_all(command: Command) -> Command:
+    """--help-all: the options for experts, too."""
+
+    def show(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+        if wanted:
+            context.meta.update({ALL: True})
+            click.echo(context.get_help())
+            context.exit()
+
+    return click.option(
+        "--help-all",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Show the options for experts, too.",
+    )(command)
 
 
 def config_option(table: str) -> Command:
@@ -128,7 +238,8 @@ def config_option(table: str) -> Command:
         is_eager=True,
         expose_value=False,
         callback=load,
-        help=f"TOML file with a table [{table}]: its keys are the flags, dashes as underscores.",
+        help=f"TOML file with a table [{table}]: its keys are the flags, dashes as underscores. Each is a "
+        "variable, too: --data-dir is P2PDILOCO_DATA_DIR.",
     )
 
 

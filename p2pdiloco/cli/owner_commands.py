@@ -19,7 +19,7 @@ import click
 
 from p2pdiloco.adapters.data_dir import try_file
 from p2pdiloco.cli.options import FILE, SPLIT_TEXT, Number, SpacedLists, example, joined_through
-from p2pdiloco.config.settings import FIELDS, NodeSettings, flag_of, value_text
+from p2pdiloco.config.settings import DEFAULTS, NodeSettings, OwnLimits, flag_of, flags, value_text
 from p2pdiloco.config.values import expanded, parse_life
 from p2pdiloco.errors import StorageError, UserError
 
@@ -452,17 +452,6 @@ def save_qr(word: str, path: Path) -> None:
 
 EXIT_NO_NODE = 4
 STATUS_HELP = "\n\nExit status 0: done; 2: it cannot be; 3: the node does not answer; 4: no node runs here."
-LIMITS_HELP = {
-    "max_upload": "Bits per second to send, such as 20Mbit.",
-    "max_download": "The same to receive.",
-    "max_transfer": "Bytes both ways in a calendar month, such as 200GB/month.",
-    "min_step_s": "Least seconds of an inner step.",
-    "hours": 'Hours in which it trains, such as 22-7 or "mon-fri 18-8, sat-sun 0-24".',
-    "when_idle": "Time for which nobody has used the machine before it trains, such as 10min.",
-    "not_on_battery": "yes: train on mains power only.",
-    "max_temperature": "Degrees Celsius of GPU and CPU above which it rests.",
-    "max_power": "Watts of the GPUs above which it rests.",
-}
 DATA_DIR = click.option(
     "--data-dir",
     type=FILE,
@@ -481,9 +470,7 @@ class NoNode(UserError):
 def _command(verb: Verb, words: str, example: str) -> click.Command:
     """Make a command that says one word to the node, and prints its answer."""
 
-    @click.command(
-        verb, help=f"{words}\n\n\b\nExample:\n  {example}{STATUS_HELP}", short_help=words.partition(".")[0]
-    )
+    @click.command(verb, help=f"{words}\n\n\b\nExample:\n  {example}{STATUS_HELP}")
     @DATA_DIR
     def command(data_dir: Path | None) -> int:
         return _print(_ask(_folder(data_dir), verb, {}))
@@ -542,8 +529,9 @@ def limits(data_dir: Path | None, as_json: bool, **values: Any) -> int:
     return 0
 
 
-for _name in FIELDS:
-    limits.params.append(click.Option([flag_of(_name), _name], metavar="VALUE", help=LIMITS_HELP[_name]))
+for _name, _flag in flags(OwnLimits).items():
+    _values = _flag.metavar or ("yes|no" if DEFAULTS[_name] is False else "NUMBER")
+    limits.params.append(click.Option([flag_of(_name), _name], metavar=_values, help=_flag.help))
 
 
 def _folder(data_dir: Path | None) -> Path:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import own_peer, try_file
 from p2pdiloco.cli.given_wish import TrainingWish, check_countable, count_tokens, with_data, with_wish
-from p2pdiloco.cli.options import FILE, Number, example, joined_through
+from p2pdiloco.cli.options import FILE, Number, WholeSentences, example, joined_through
 from p2pdiloco.cli.owner_commands import amend, link
 from p2pdiloco.config.manifest import BYTES, AdmissionSection, DataSection, Manifest, canonical_bytes
 from p2pdiloco.config.presets import (
@@ -54,7 +54,7 @@ Three seats and 1,000 volunteers learn at 25% like 5 equal learners, at 50% like
 ENDS = {"stop": "stop", "go-on": "go on at the floor of the learning rate"}
 
 
-@click.group("run")
+@click.group("run", cls=WholeSentences)
 def run_group() -> None:
     """Describe a run: write a run.toml, check one; change one that goes on; print its link."""
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from p2pdiloco.config.values import (
@@ -53,139 +55,292 @@ _OF_A_SERVICE = re.compile(
 Text = Annotated[str, Meta(max_length=200)]
 
 
+class Part(Enum):
+    """Parts of a command's help, in their order."""
+
+    RUN = "The run"
+    NODE = "This node"
+    NETWORK = "Network"
+    LIMITS = "Limits"
+    RESULTS = "Results"
+    EXPERT = "For experts"
+    """Part that `--help` leaves out, and `--help-all` shows."""
+
+
+class Flag(Frozen):
+    """Flag of a setting, on its type: what help, reference and `limits` say of it."""
+
+    part: Part
+    help: str
+    metavar: str = ""
+    aliases: tuple[str, ...] = ()
+    """Spellings of hivemind's for the same flag."""
+
+
+RUN, NODE, NETWORK, LIMITS, RESULTS, EXPERT = (partial(Flag, part) for part in Part)
+
+
+def flags(settings: type[Struct]) -> dict[str, Flag]:
+    """Find the flags of a struct's fields, by field; some fields have none."""
+    hints = get_type_hints(settings, include_extras=True)
+    found = {name: getattr(kind, "__metadata__", ()) for name, kind in hints.items()}
+    return {name: each for name, about in found.items() for each in about if isinstance(each, Flag)}
+
+
+Join = Annotated[
+    tuple[str, ...],
+    RUN(
+        "Address of a bootstrap or of any live node, with /p2p/ID, /dnsaddr/NAME, or a run link; may be "
+        "repeated.",
+        "MULTIADDR",
+        ("--initial_peers", "--initial-peers"),
+    ),
+]
+Listen = Annotated[
+    tuple[str, ...],
+    NETWORK(
+        "Where to listen; may be repeated. By default any port, and the same one at the next start.",
+        "MULTIADDR",
+        ("--host_maddrs",),
+    ),
+]
+Announce = Annotated[
+    tuple[str, ...],
+    NETWORK(
+        "Tell others these addresses instead of those found out (for a forwarded port).",
+        "MULTIADDR",
+        ("--announce_maddrs",),
+    ),
+]
+Upload = Annotated[
+    Text,
+    LIMITS(
+        "Use at most so many bits per second, such as 20Mbit, to send; default: whatever the link has.",
+        "RATE",
+    ),
+]
+Download = Annotated[Text, LIMITS("The same to receive.", "RATE")]
+Log = Annotated[LogStyle, NODE("tui: live view; auto: tui on a terminal, else text.")]
+Web = Annotated[
+    str,
+    NODE(
+        "Serve a page that shows the run, for this machine's browser (docs/topics/web.md); port 0: any that "
+        "is free.",
+        "[HOST:]PORT",
+    ),
+]
+
+
 class OwnLimits(Frozen, kw_only=True, forbid_unknown_fields=True):
     """Limits as they are written."""
 
-    max_upload: Text = ""
-    """Bits per second that this node may use, such as "20Mbit"; empty: all that the link carries."""
-    max_download: Text = ""
-    min_step_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    """Least seconds of an inner step, on average: for the rest the machine is free, and cool."""
-    max_transfer: Text = ""
-    """Bytes both ways in a calendar month, such as "200GB/month"; when they are used up, the node leaves
-    until the month turns. Empty: no bound."""
-    hours: Text = ""
-    """Hours in which it trains, by this machine's clock, such as "22-7" or "mon-fri 18-8, sat-sun 0-24";
-    empty: at all times."""
-    when_idle: Text = ""
-    """Time for which nobody has used the machine, such as "10min", before it trains; empty: no matter who
-    does."""
-    not_on_battery: bool = False
-    """True: it trains on mains power only."""
-    max_temperature: Annotated[float, Meta(ge=0, le=150)] = 0.0
-    """Degrees Celsius of GPU and CPU above which it rests; 0: no bound."""
-    max_power: Annotated[float, Meta(ge=0, le=1e5)] = 0.0
-    """Watts of the GPUs together above which it rests; 0: no bound."""
+    max_upload: Upload = ""
+    max_download: Download = ""
+    max_transfer: Annotated[
+        Text,
+        LIMITS(
+            "Bytes both ways in a calendar month, such as 200GB/month; then the node leaves until the month "
+            "turns.",
+            "SIZE/month",
+        ),
+    ] = ""
+    hours: Annotated[
+        Text,
+        LIMITS(
+            'Train in these only, by this machine\'s clock, such as 22-7 or "mon-fri 18-8, sat-sun 0-24".',
+            "HOURS",
+        ),
+    ] = ""
+    when_idle: Annotated[
+        Text, LIMITS("Train when nobody has used the machine for so long: 10min.", "TIME")
+    ] = ""
+    not_on_battery: Annotated[bool, LIMITS("Train on mains power only.")] = False
+    max_temperature: Annotated[
+        float,
+        Meta(ge=0, le=150),
+        LIMITS("Rest while GPU or CPU are hotter, in degrees Celsius."),
+    ] = 0.0
+    max_power: Annotated[
+        float, Meta(ge=0, le=1e5), LIMITS("Rest while the GPUs together draw more, in watts.")
+    ] = 0.0
+    min_step_s: Annotated[
+        float,
+        Meta(ge=0, le=60),
+        LIMITS("An inner step takes at least so long, on average: spares the machine."),
+    ] = 0.0
 
 
 class NodeSettings(OwnLimits, kw_only=True, forbid_unknown_fields=True):
     """`p2pdiloco node`: a volunteer that trains."""
 
-    join: tuple[str, ...] = ()
-    """Multiaddrs (with /p2p/ID) of bootstrap peers or of any live node."""
+    join: Join = ()
     invite: str = ""
     """Invite of a run's owner: says which run it is, whom to join through, and lets this node in."""
-    run: str = ""
-    """Run id, its beginning, or a name; empty: the run of before, else that of the peers in `join`, else the
-    only one."""
-    data_dir: Path = Path("~/.p2pdiloco/node")
-    """Identity, checkpoints, event log; one running process at a time."""
-    device: str = "auto"
-    """auto, cpu, cuda[:N], rocm[:N], xpu[:N] or mps."""
-    nproc: str = "auto"
-    """Processes of the learner, each with a device of its own; auto: one for every GPU, one on a CPU."""
-    shard: Shard = "auto"
-    """Sharing of parameters, gradients and moments among these processes (FSDP); auto: if one device cannot
-    hold them."""
-    precision: Precision = "auto"
-    """Arithmetic of forward and backward passes; auto: bf16 where the device is fast at it."""
-    compile: Compile = "auto"
-    """Compiling of passes by torch.compile; auto: on a GPU, after some steps, if enough of the run is left;
-    always: at the first step; never."""
-    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """Threads of the learner; 0: it chooses by itself."""
-    listen: tuple[str, ...] = ANY_ADDRESS
-    announce: tuple[str, ...] = ()
-    """Addresses to tell others instead of those found out (behind a forwarded port)."""
-    reachability: Reachability = "auto"
-    """Reachability of this node from outside; auto: it asks peers."""
-    lan: bool = False
-    """Announcing this node in the local network, to everybody there, and finding a run there if nobody says
-    whom to join."""
-    relay: bool = True
-    """Permission to use relays, bounded: to be reached where nobody can dial us, to reach others, to relay
-    for them."""
-    max_memory: str = ""
-    """Bytes of payloads that the daemon holds at most, such as "2GiB"; empty: as many as it needs. The model
-    itself is apart."""
-    max_disk: str = ""
-    """Bytes that a run may take of the data folder, or it is not joined; empty: whatever fits."""
-    yes: bool = False
-    """Joining without a question, where a person at a terminal would be asked."""
-    genesis: bool = False
-    """Permission to start the run from version 0 when no peer holds any of it."""
-    run_file: Path | None = None
-    """A run.toml; with `genesis` only: this node is the owner of a new run."""
-    name: Annotated[str, Meta(max_length=63)] = ""
-    """Name that people see beside the peer id."""
-    data: Path | None = None
-    """Path of this node's data, for all sources but "embedded"; in place of the hub's, for "hub"."""
-    log: LogStyle = "auto"
-    web: str = ""
-    """Address of the web page, [HOST:]PORT, of the loopback where no host is given; empty: there is none
-    (docs/topics/web.md)."""
-    micro_batch_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
-    """Tokens of one pass, to begin with; 0: chosen by itself. Halved for as long as memory does not
-    suffice."""
-    learner_nice: Annotated[int, Meta(ge=0, le=19)] = 10
-    """Niceness of the training learner: how far it steps back for everything else on the machine; 0: not at
-    all."""
-    daemon_nice: str = "auto"
-    """Niceness of encoding, merging and transfers once this node trains, for training's sake too: 0 to 19;
-    auto: 12 beside a learner that waits for its GPU, 0 beside one on the CPU. Above 0, where other programs
-    keep all cores busy, the node may be slow to answer and to leave."""
-    learner_socket: Path | None = None
-    """Socket to which a program connects and trains (`p2pdiloco.Session`); the node starts no learner
-    then."""
-    learner_wait_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Seconds without such a program after which the node leaves; 0: never."""
-    checkpoint_every_s: Seconds = 120.0
-    eval_every_s: Seconds = 60.0
-    evaluate: Literal["turns", "each"] = "turns"
-    """Evaluators of the global parameters: one member at a time for all, or each for itself."""
-    result_dir: Path | None = None
-    """Folder for results, the global parameters in files, which export, generate and others read."""
-    result_every: str = "1h"
-    """Interval between two results: a time ("30min") or a number of merges of all fragments together
-    ("500merges")."""
-    result_keep: Annotated[int, Meta(ge=1, le=10_000)] = 3
-    """Number of results that are kept, the newest."""
-    keep_history: bool = False
-    """Keeping every version's header for the whole run, so that credits can be told
-    (docs/topics/credits.md)."""
+    run: Annotated[
+        str,
+        RUN(
+            "Id of the run, 8 digits of it or more, or its name; default: the run of before, else that of "
+            "the peers to join, else the only one.",
+            "ID|NAME",
+        ),
+    ] = ""
+    yes: Annotated[bool, RUN("Join without a question, where somebody at a terminal would be asked.")] = False
+    genesis: Annotated[bool, RUN("Start the run from version 0 if no peer holds any of it.")] = False
+    run_file: Annotated[
+        Path | None, RUN("run.toml of a new run, which this node then owns (with --genesis).")
+    ] = None
+    name: Annotated[str, Meta(max_length=63), NODE("What people see beside the peer id.")] = ""
+    data_dir: Annotated[
+        Path,
+        NODE("Folder of identity, checkpoints and events.jsonl; one running process at a time."),
+    ] = Path("~/.p2pdiloco/node")
+    data: Annotated[
+        Path | None,
+        NODE("File or folder of the data, for runs that bring none, or in place of a hub's."),
+    ] = None
+    device: Annotated[str, NODE("auto, cpu, mps, or cuda, rocm, xpu, perhaps with :N.")] = "auto"
+    log: Log = "auto"
+    web: Web = ""
+    lan: Annotated[
+        bool,
+        NETWORK(
+            "Announce this node in the local network; without --join: find a run there (extra lan).",
+        ),
+    ] = False
+    listen: Listen = ANY_ADDRESS
+    announce: Announce = ()
+    max_disk: Annotated[
+        str,
+        LIMITS(
+            "Join no run that takes more of the data folder than this, such as 20GiB.",
+            "SIZE",
+        ),
+    ] = ""
+    max_memory: Annotated[
+        str,
+        LIMITS(
+            "Hold at most so many bytes of peers' payloads, such as 2GiB, beside the model itself; default: "
+            "as many as come.",
+            "SIZE",
+        ),
+    ] = ""
+    result_dir: Annotated[
+        Path | None,
+        RESULTS(
+            "Write checkpoints of the global parameters, which export, generate and others read, into this "
+            "folder.",
+        ),
+    ] = None
+    result_every: Annotated[
+        str,
+        EXPERT(
+            "Between two results, such as 30min, or 500merges of all fragments together.",
+            "EVERY",
+        ),
+    ] = "1h"
+    result_keep: Annotated[int, Meta(ge=1, le=10_000), EXPERT("Keep so many results, the newest.")] = 3
+    keep_history: Annotated[
+        bool,
+        RESULTS(
+            "Keep who contributed what, for `p2pdiloco credits` (docs/topics/credits.md).",
+        ),
+    ] = False
+    nproc: Annotated[str, EXPERT("Processes of the learner, a device each; auto: one for every GPU.")] = (
+        "auto"
+    )
+    shard: Annotated[
+        Shard,
+        EXPERT(
+            "Share model, gradients, moments out among these processes (FSDP); auto: if a device is too "
+            "small.",
+        ),
+    ] = "auto"
+    precision: Annotated[
+        Precision,
+        EXPERT("Of forward and backward passes; auto: bf16 where the device is fast at it."),
+    ] = "auto"
+    compile: Annotated[
+        Compile,
+        EXPERT(
+            "Of passes; auto: on a GPU, after some steps, if the run is long enough; always: at once.",
+        ),
+    ] = "auto"
+    threads: Annotated[
+        int, Meta(ge=0, le=1024), EXPERT("CPU threads of the learner; 0: chosen by itself.")
+    ] = 0
+    micro_batch_tokens: Annotated[
+        int,
+        Meta(ge=0, le=1 << 24),
+        EXPERT(
+            "Tokens per forward pass, to begin with, halved while memory does not suffice; 0: chosen by "
+            "itself.",
+        ),
+    ] = 0
+    learner_nice: Annotated[
+        int,
+        Meta(ge=0, le=19),
+        EXPERT("0 to 19: how far training steps back for all else on the machine."),
+    ] = 10
+    daemon_nice: Annotated[
+        str,
+        EXPERT(
+            "How far merging and transfers step back, for training too, 0 to 19; auto: 12 beside a GPU. "
+            "Above 0 the node may be slow to answer where other programs keep all cores busy.",
+        ),
+    ] = "auto"
+    learner_socket: Annotated[
+        Path | None,
+        EXPERT("Start no learner: a program connects there (p2pdiloco.Session)."),
+    ] = None
+    learner_wait_s: Annotated[
+        float,
+        Meta(ge=0, le=1e6),
+        EXPERT("Leave when no such program was there for so long; 0: never."),
+    ] = 0.0
+    reachability: Annotated[
+        Reachability, EXPERT("Whether others can dial this node; auto: it asks them.")
+    ] = "auto"
+    relay: Annotated[
+        bool,
+        EXPERT(
+            "Use relays to be reached behind a NAT, and relay for others; bounded. Default: relay.",
+        ),
+    ] = True
+    checkpoint_every_s: Annotated[Seconds, EXPERT("Seconds between checkpoints.")] = 120.0
+    eval_every_s: Annotated[Seconds, EXPERT("Seconds between evaluations on held-out data.")] = 60.0
+    evaluate: Annotated[
+        Literal["turns", "each"],
+        EXPERT("turns: one member at a time evaluates for all; each: this node always."),
+    ] = "turns"
 
 
 class BootstrapSettings(Frozen, kw_only=True, forbid_unknown_fields=True):
     """`p2pdiloco bootstrap`: a well-known address. Trains nothing."""
 
-    run: tuple[Path, ...] = ()
-    """run.toml files to sign and serve, or ids of runs to fetch from `join` and serve."""
-    join: tuple[str, ...] = ()
-    """Peers to make one swarm with; where no file is in `run`, their runs are served here, too."""
-    data_dir: Path = Path("~/.p2pdiloco/bootstrap")
-    listen: tuple[str, ...] = ANY_ADDRESS
-    announce: tuple[str, ...] = ()
-    lan: bool = False
-    """Announcing this bootstrap and its runs in the local network, to everybody there."""
-    relay: bool = True
-    """Relay for peers that nobody can dial, within bounds."""
-    max_upload: str = ""
-    max_download: str = ""
-    log: LogStyle = "auto"
-    web: str = ""
-    """Address of the web page, as a node's."""
-    web_public: bool = False
-    """Permission for anybody to see the public part of the page."""
+    run: Annotated[
+        tuple[Path, ...],
+        RUN(
+            "run.toml to sign and serve, or the id of a run of --join to serve (by default all of theirs); "
+            "repeatable.",
+            "FILE|ID",
+        ),
+    ] = ()
+    join: Join = ()
+    data_dir: Annotated[Path, NODE("Folder of the identity and the signed manifests.")] = Path(
+        "~/.p2pdiloco/bootstrap"
+    )
+    log: Log = "auto"
+    web: Web = ""
+    web_public: Annotated[bool, NODE("Let anybody see the public part of the page, without a token.")] = False
+    lan: Annotated[
+        bool,
+        NETWORK("Announce it and its runs in the local network, to everybody there (extra lan)."),
+    ] = False
+    listen: Listen = ANY_ADDRESS
+    announce: Announce = ()
+    relay: Annotated[bool, NETWORK("Relay for peers behind NATs; bounded. Default: relay.")] = True
+    max_upload: Upload = ""
+    max_download: Download = ""
 
     def run_ids(self) -> list[str]:
         """List what in `run` is an id, or its beginning, and no file."""
@@ -200,10 +355,14 @@ class BootstrapSettings(Frozen, kw_only=True, forbid_unknown_fields=True):
 class WatchSettings(Frozen, kw_only=True):
     """Settings of commands that look at a run."""
 
-    join: tuple[str, ...] = ()
-    data_dir: Path | None = None
-    """Folder of a node or bootstrap that runs here, asked if no peer is named; None: the usual ones."""
-    run: str = ""
+    join: Join = ()
+    data_dir: Annotated[
+        Path | None,
+        NODE(
+            "Without --join: ask the node or bootstrap that runs here with it.  [default: the usual]",
+        ),
+    ] = None
+    run: Annotated[str, RUN("Id of the run, 8 digits of it or more, or its name.", "ID|NAME")] = ""
     timeout_s: float = 20.0
 
 

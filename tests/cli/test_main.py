@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,7 +40,19 @@ ONE, TWO, THREE = (f"/ip4/203.0.113.{i}/tcp/31337/p2p/{PEER}" for i in (1, 2, 3)
 @pytest.mark.parametrize("command", [[], ["run"]])
 def test_a_group_alone_prints_its_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli_main.run(command) == 0
-    assert "Commands:" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert ("Commands:" if command else "Take part:") in shown
+    assert "..." not in shown.partition("Usage:")[2].partition("\n")[2], "sentences are whole"
+
+
+def test_the_help_of_a_node_leaves_out_what_is_for_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_main.run(["node", "--help"]) == 0
+    short = capsys.readouterr().out
+    assert cli_main.run(["node", "--help-all"]) == 0
+    whole = capsys.readouterr().out
+    assert "--learner-nice" not in short and "--learner-nice" in whole and "Limits:" in short
+    assert "--initial_peers" not in whole, "hivemind's spelling is taken, and goes without saying"
+    assert len(re.findall(r"^  --", short, re.M)) <= 30
 
 
 @pytest.fixture(autouse=True)
