@@ -119,8 +119,8 @@ class SessionDaemon:
                 told = load_manifest(run)
                 fits = found in map(canonical_bytes, (told, begun_by(told, own_peer(self._folder))))
             else:
-                ours = [run_id for run_id, (_, s) in saved_runs(self._folder).items() if s.manifest == found]
-                fits = run == manifest.run.name or any(is_beginning(run, one) for one in ours)
+                ours = [each for each in saved_runs(self._folder).values() if each.signed.manifest == found]
+                fits = run == manifest.run.name or any(is_beginning(run, each.id) for each in ours)
             if not fits:
                 assert self._process is not None
                 raise UserError(

@@ -18,7 +18,7 @@ from p2pdiloco.cli.top import AskedMembers, HeardReport
 from p2pdiloco.config.settings import BoardSettings
 from p2pdiloco.config.values import expanded, parse_every
 from p2pdiloco.daemon.history import AskedCredits
-from p2pdiloco.daemon.run_files.known_runs import ListedRun, PublishedRun, peers_of, pull_manifest
+from p2pdiloco.daemon.run_files.known_runs import ListedRun, peers_of, pull_run
 from p2pdiloco.daemon.wire import CreditsAnswer
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError, clean, install_hint, invariant
 from p2pdiloco.ports import Transport
@@ -171,10 +171,8 @@ async def _join(transport: Transport, asked: AskedMembers, settings: BoardSettin
     report = next(iter(asked.answers.values())).report
     listed = ListedRun(report.run_id, [report.run_name], [report.answered_by])
     with contextlib.suppress(RemoteError):
-        if (pulled := await pull_manifest(transport, listed, peers_of(settings.join))) is not None:
-            return join_view(
-                PublishedRun(id=report.run_id, signed=pulled[0], manifest=pulled[1]), settings.join
-            )
+        if (run := await pull_run(transport, listed, peers_of(settings.join))) is not None:
+            return join_view(run, settings.join)
     return JoinView(line=f"p2pdiloco node --join {settings.join[0]} --run {report.run_id}")
 
 

@@ -61,7 +61,7 @@ from p2pdiloco.daemon.display.snapshot import count as worded
 from p2pdiloco.daemon.display.snapshot import counted, short_peer
 from p2pdiloco.daemon.history import Filling, believed, pull_page
 from p2pdiloco.daemon.network.discovery import ask
-from p2pdiloco.daemon.run_files.known_runs import ListedRun, peers_of, pull_manifest
+from p2pdiloco.daemon.run_files.known_runs import ListedRun, peers_of, pull_run
 from p2pdiloco.daemon.wire import MAX_ROWS, CreditsAnswer, CreditsQuery
 from p2pdiloco.errors import RemoteError, UserError, clean, json_line
 from p2pdiloco.identity import Identity, verify
@@ -136,10 +136,9 @@ async def collect_credits(wish: CreditsSearch) -> RunCredits:
     search = Search(wish.run, peers_of(wish.join))
     async with visiting(wish.join, search, wish.timeout_s) as (transport, report):
         hosts = [*search.joined, report.answered_by]
-        found = await pull_manifest(transport, ListedRun(report.run_id, [report.run_name]), hosts)
-        if found is None:
+        run = await pull_run(transport, ListedRun(report.run_id, [report.run_name]), hosts)
+        if run is None:
             raise UserError("nobody gives the manifest of the run", "try again, or join through another peer")
-        signed, manifest = found
         reached = await reach_members(transport, report.run_id, search.joined)
         if report.answered_by not in reached.peers:
             reached.peers.append(report.answered_by)
@@ -148,9 +147,9 @@ async def collect_credits(wish: CreditsSearch) -> RunCredits:
         notes: list[str] = []
         collected = RunCredits(
             run=report.run_id,
-            run_name=manifest.run.name,
-            manifest=signed,
-            credits=Credits((), manifest.sync.fragments, 0, 0, 0),
+            run_name=run.name,
+            manifest=run.signed,
+            credits=Credits((), run.manifest.sync.fragments, 0, 0, 0),
             names=asking.names(),
             keepers=list(asking.answers),
             members=len(asking.stands),

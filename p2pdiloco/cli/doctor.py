@@ -644,10 +644,10 @@ async def find_run(
         todo = f"they know: {known}" if known else "a bootstrap serves one with --run run.toml"
         name = f'run "{wanted}"' if wanted else "run"
         return bad("run", f"these peers list no {name}", todo), None, None
-    found = await search.manifest(listed) or await search.manifest(listed)
+    found = await search.published(listed) or await search.published(listed)
     if found is None:
         return bad("run", f"nobody gives the manifest of {clean(listed.name)}", "try again"), listed, None
-    manifest = found[1]
+    manifest = found.manifest
     admission = (
         ""
         if manifest.admission.mode == "open"

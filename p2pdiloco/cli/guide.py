@@ -26,11 +26,10 @@ from p2pdiloco.adapters.multiaddrs import look_nearby
 from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.cli.questions import Answers, Question, ask_all, one_of, yes_or_no
 from p2pdiloco.cli.status_command import visit, visitor
-from p2pdiloco.config.manifest import as_toml, run_id
+from p2pdiloco.config.manifest import as_toml
 from p2pdiloco.config.settings import NodeSettings, OwnLimits, bounds_of, load_settings_table
 from p2pdiloco.config.values import check_join_address, expanded, parse_rate, parse_size
 from p2pdiloco.daemon.admission import check_owner, owns
-from p2pdiloco.daemon.notice import INVITE
 from p2pdiloco.daemon.owner.pauses import mains
 from p2pdiloco.daemon.run_files.known_runs import (
     PublishedRun,
@@ -286,10 +285,9 @@ async def _look(join: tuple[str, ...], wanted: str) -> PublishedRun:
 async def _manifest(transport: Transport, search: RunSearch) -> PublishedRun:
     while True:
         chosen = await search.look()
-        found = await search.manifest(chosen) if chosen is not None else None
+        found = await search.published(chosen) if chosen is not None else None
         if found is not None:
-            signed, manifest = found
-            return PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
+            return found
         await asyncio.sleep(PAUSE_S)
 
 
@@ -353,8 +351,6 @@ def save_settings(data_dir: Path, values: Values) -> Path:
 
 def _kind_of(word: str) -> str:
     """Say what a word is, and whether it is a secret. Raises: ConfigError."""
-    if INVITE.fits(word):
-        return "an invite: a secret"
     if read_link(word).invite is not None:
         return "a run link with an invite in it: a secret"
     return "a run link, which is no secret"

@@ -22,7 +22,7 @@ import msgspec
 
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.status_command import Search, visit, visitor
-from p2pdiloco.config.manifest import Manifest, run_id
+from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.values import peer_in
 from p2pdiloco.core.api.events import FetchState
 from p2pdiloco.core.api.types import signed_bytes
@@ -33,17 +33,13 @@ from p2pdiloco.daemon.bulk.states import Copying
 from p2pdiloco.daemon.display.logs import TICK_S, Tell, lasting
 from p2pdiloco.daemon.display.snapshot import StatusReport
 from p2pdiloco.daemon.network.discovery import ask
-from p2pdiloco.daemon.network.reach import PAUSE_S, MeasuredLink, measure
+from p2pdiloco.daemon.network.reach import MeasuredLink, measure
 from p2pdiloco.daemon.notice import Notice, is_true_notice
 from p2pdiloco.daemon.payloads import Compute
 from p2pdiloco.daemon.run_files.known_runs import (
-    ListedRun,
     RunSearch,
     Way,
-    choose_run,
     peers_of,
-    pull_manifest,
-    run_names,
     usual_folders,
     way_of,
 )
@@ -188,14 +184,14 @@ async def _run(transport: Transport, report: StatusReport, hosts: Sequence[str])
     search = RunSearch(transport, report.run_id, [report.answered_by, *hosts])
     try:
         listed = await search.look()
-        found = await search.manifest(listed) if listed is not None else None
+        found = await search.published(listed) if listed is not None else None
         if found is None:
             raise UserError(f"nobody gives the manifest of {name}", "try again")
-        signed, manifest = found
+        manifest = found.manifest
         layouts = plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)
     except (RemoteError, ConfigError) as error:
         raise UserError(f"the manifest of {name} is not valid: {error}") from error
-    return Run(id=run_id(signed), signed=signed, manifest=manifest, layouts=layouts)
+    return Run(id=found.id, signed=found.signed, manifest=manifest, layouts=layouts)
 
 
 class _ResultCopy:
@@ -345,20 +341,13 @@ async def listed_manifest(transport: Transport, peer: str, wanted: str) -> Manif
     Raises:
         UserError: none fits, or several do, or the peer does not give it.
     """
+    search = RunSearch(transport, wanted, [peer])
     try:
-        reply = await transport.send(peer, wire.QUERY + wire.encode(wire.RunsQuery()), PAUSE_S)
-        runs = wire.decode(reply, wire.RunList).runs
-    except (RemoteError, TransportError) as error:
-        raise UserError(f"{peer} does not say which runs it knows: {error}", "give a run.toml") from error
-    found = {summary.run: ListedRun(summary.run, [summary.name], [peer]) for summary in runs}
-    chosen = choose_run(found, wanted)
-    if chosen is None:
-        names = run_names(found.values()) or "none"
-        raise UserError(f'{peer} knows no run "{wanted}"', f"it knows: {names}; or give a run.toml")
-    try:
-        signed = await pull_manifest(transport, chosen)
+        listed = await search.look()
+        found = await search.published(listed) if listed is not None else None
     except RemoteError as error:
-        raise UserError(f"the manifest of {chosen.name} is not valid: {error}") from error
-    if signed is None:
-        raise UserError(f"{peer} does not give the manifest of {chosen.name}", "give the run.toml")
-    return signed[1]
+        raise UserError(f"the manifest of the run is not valid: {error}") from error
+    if found is None:
+        given = f"it lists {search.known or 'none'}; or give a run.toml"
+        raise UserError(f'{peer} gives no run "{wanted}"', given)
+    return found.manifest

@@ -66,13 +66,14 @@ class SpacedLists(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """click's own; many options come in parts, in the order of these."""
-        records: dict[str, list[tuple[str, str]]] = {part.value: [] for part in Part} | {"Options": []}
-        for parameter in self.get_params(ctx):
-            in_part = isinstance(parameter, FlagOption) and has_parts(ctx)
-            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            records[parameter.part.value if in_part else "Options"].extend([record] if record else [])
-        for part, found in records.items():
-            if found:
+        parts = [part.value for part in Part] if has_parts(ctx) else []
+        records = [
+            (parameter.part.value if isinstance(parameter, FlagOption) and parts else "Options", record)
+            for parameter in self.get_params(ctx)
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx))
+        ]
+        for part in [*parts, "Options"]:
+            if found := [record for place, record in records if place == part]:
                 with formatter.section(part):
                     formatter.write_dl(found)
 
@@ -296,7 +297,7 @@ EXAMPLES = {
     "demo": "demo --nodes 3 --seconds 60",
     "chaos": "chaos --nodes 5 --minutes 10 --out chaos",
     "simulate": "simulate --seeds 100",
-    "invite": "invite shakespeare --uses 5 --expires 7d --name anna --link",
+    "invite": "invite shakespeare --uses 5 --expires 7d --name anna",
     "ban": "ban shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
     "unban": "unban shakespeare 12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q",
     "revoke": "revoke shakespeare anna",

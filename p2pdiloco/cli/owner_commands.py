@@ -52,9 +52,7 @@ OWNED_DIR = partial(
     help="Peer to join through, instead of those that this folder knows; may be repeated.",
 )
 @OWNED_DIR()
-@click.option(
-    "--link", is_flag=True, help="Print it as a run link, which also says the run's name and owner."
-)
+@click.option("--link", is_flag=True, hidden=True, expose_value=False, help="Each invite is in a link.")
 @click.option("--qr/--no-qr", default=None, help="A QR code of it on stderr.  [default: on a terminal]")
 @click.option("--qr-file", type=FILE, metavar="FILE", help="Write the QR code into this file, .svg or .png.")
 @click.option(
@@ -72,35 +70,29 @@ def invite(
     name: str,
     join: tuple[str, ...],
     data_dir: Path | None,
-    link: bool,
     qr: bool | None,
     qr_file: Path | None,
 ) -> None:
-    """Print an invite to a RUN of yours (its name or id). Anybody who has it can join, so keep it private."""
+    """Print an invite to a RUN of yours (its name or id): a link. Anybody who has it can join, so keep it
+    private."""
     if close:
         from p2pdiloco.cli.owner_notice import end_invite
 
         end_invite(run, close, join, data_dir, yes=False, leaves=True)
         return
     from p2pdiloco.daemon.display.snapshot import counted
-    from p2pdiloco.daemon.notice import encode_invite
     from p2pdiloco.daemon.run_files.known_runs import KnownRun
     from p2pdiloco.daemon.run_files.ownership import Ownership
 
     if qr_file is not None:
         check_qr_file(qr_file)
-    if not link:  # an invite holds no names of the DNS
-        join, _ = joined_through(join)
     life_s = parse_life(expires, "--expires")
     owned = Ownership.find(run, data_dir)
     made = owned.invite(int(time.time()) + life_s if life_s else 0, uses, name[:63], join)
-    text = owned.link(made) if link else encode_invite(made)
+    text = owned.link(made)
     click.echo(text)
     until = f"for {expires}" if life_s else "for ever"
-    click.echo(
-        f"lets {counted(uses, 'node')} in, {until}; they run: p2pdiloco node {'LINK' if link else 'INVITE'}",
-        err=True,
-    )
+    click.echo(f"lets {counted(uses, 'node')} in, {until}; they run: p2pdiloco node LINK", err=True)
     warn_of_addresses(owned.addresses(join))
     if not KnownRun.find(owned.run, owned.data_dir).is_by_invite:
         click.echo("note: this run does not ask for invites: an invite keeps nobody out", err=True)
@@ -135,7 +127,7 @@ def link(
     """Print the link to a RUN (its name or id) that a node or bootstrap of this machine is in or serves.
 
     It says run, owner, and peers to join through, and holds no secret. For a run by invite, its owner
-    prints one that lets others in: p2pdiloco invite RUN --link.
+    prints one that lets others in: p2pdiloco invite RUN.
     """
     from p2pdiloco.daemon.run_files.known_runs import KnownRun
 
@@ -150,7 +142,7 @@ def link(
     if known.is_by_invite:
         click.echo(
             "note: it lets nobody in, as this run takes members by invite; its owner makes links that do: "
-            f"p2pdiloco invite {known.name} --link",
+            f"p2pdiloco invite {known.name}",
             err=True,
         )
     if qr_file is not None:

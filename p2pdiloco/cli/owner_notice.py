@@ -22,7 +22,7 @@ from msgspec import Struct, field
 from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.cli.options import joined_through
 from p2pdiloco.cli.status_command import visit, visitor
-from p2pdiloco.config.manifest import Manifest, manifest_from_canonical
+from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.values import check_peer_address, peer_in
 from p2pdiloco.core.api.config import (
     LEAST_FACTOR,
@@ -116,7 +116,7 @@ def amend(run: str, join: tuple[str, ...], data_dir: Path | None, wish: Amendmen
     wish.check()
     join, _ = joined_through(join)
     owned = Ownership.find(run, data_dir)
-    manifest = manifest_from_canonical(saved_runs(owned.data_dir)[owned.run][1].manifest)
+    manifest = saved_runs(owned.data_dir)[owned.run].manifest
     addresses = tuple(dict.fromkeys([*join, *owned.addresses(())]))
     report = visit(_ask_status(owned.run, addresses)) if addresses else None
     if report is None:

@@ -170,7 +170,7 @@ class _Bootstrap:
         """Peer id of the owner of this run.toml's run; empty: one who has no key yet."""
         here = self._settings.data_dir
         owners = (
-            signed.owner for run, (_, signed) in saved_runs(here).items() if is_kept_run_toml(file, here, run)
+            run.signed.owner for run in saved_runs(here).values() if is_kept_run_toml(file, here, run.id)
         )
         return self._owner or next(owners, "")
 

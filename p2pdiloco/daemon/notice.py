@@ -258,7 +258,7 @@ INVITE = LinkFormat(
     noun="an invite",
     prefix="p2pdiloco1",
     domain=b"p2pdiloco/1/invite\0",
-    hint="copy the whole word that `p2pdiloco invite` printed; it begins with p2pdiloco1",
+    hint="copy the whole word, which begins with p2pdiloco1",
 )
 
 
@@ -314,23 +314,8 @@ class Invite(Struct, frozen=True):
         return admission(self.grant, peer, self.key)
 
 
-def encode_invite(invite: Invite) -> str:
-    """Encode an invite as text; of the addresses as many as there is room for. Raises: ConfigError."""
-    right = invite.right
-    return INVITE.encode(
-        _PackedInvite(
-            bytes.fromhex(invite.run),
-            right.seed,
-            right.expires,
-            right.uses,
-            right.signature,
-            pack_peers(invite.addresses, INVITE.noun),
-        )
-    )
-
-
 def decode_invite(text: str) -> Invite:
-    """Read an invite. Raises: ConfigError (it is none, or damaged)."""
+    """Read an invite as earlier releases wrote it. Raises: ConfigError (it is none, or damaged)."""
     return INVITE.decode(text, _PackedInvite, _unpacked)
 
 

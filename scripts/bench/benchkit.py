@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import without_end
-from p2pdiloco.daemon.notice import encode_invite
 from p2pdiloco.daemon.run_files.ownership import Ownership
 from p2pdiloco.demo.swarm import Swarm, SwarmNode, of_kind, read_log
 from p2pdiloco.tasks.registry import render_toml
@@ -80,7 +79,7 @@ def invites(swarm: Swarm, manifest: Manifest, address: str) -> list[str]:
     if manifest.admission.mode != "invite":
         return []
     owned = Ownership.find(manifest.run.name, swarm.bootstrap.data_dir)
-    return [encode_invite(owned.invite(0, INVITED, "", (address,)))]
+    return [owned.link(owned.invite(0, INVITED, "", (address,)))]
 
 
 def _trains(node: SwarmNode) -> bool:

@@ -45,11 +45,12 @@ from p2pdiloco.daemon.notice import (
     Invite,
     Notice,
     Vouch,
+    _PackedInvite,
     decode_invite,
     decode_notice,
-    encode_invite,
     encode_notice,
     grant,
+    pack_peers,
     signed,
 )
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError
@@ -316,7 +317,9 @@ def _invite() -> bytes:
     owner, key = Identity.generate(), Identity.generate()
     address = f"/ip4/127.0.0.1/tcp/1/p2p/{owner.peer_id}"
     made = Invite(grant("0" * 64, key.peer_id, 0, 5, owner), key, (address,))
-    word = encode_invite(made).removeprefix(INVITE.prefix)
+    given = (made.right.seed, 0, 5, made.right.signature)
+    packed = _PackedInvite(bytes(32), *given, pack_peers(made.addresses, INVITE.noun))
+    word = INVITE.encode(packed).removeprefix(INVITE.prefix)
     return base64.b32decode(word.upper() + "=" * (-len(word) % 8))[:-SUM_BYTES]
 
 

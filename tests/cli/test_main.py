@@ -29,7 +29,8 @@ from p2pdiloco.config.settings import (
     NodeSettings,
     StatusSettings,
 )
-from p2pdiloco.daemon.notice import Invite, encode_invite, grant
+from p2pdiloco.daemon.notice import Invite, grant
+from p2pdiloco.daemon.run_files.known_runs import RunLink, encode_link
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import load_manifest
 
@@ -152,7 +153,8 @@ def test_an_invite_says_run_and_peers(
     called: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     key, run, data = Identity.generate(), "ab" * 32, ["--data-dir", str(tmp_path)]
-    text = encode_invite(Invite(grant(run, key.peer_id, 0, 1, key), key, (ONE,)))
+    invite = Invite(grant(run, key.peer_id, 0, 1, key), key, (ONE,))
+    text = encode_link(RunLink(run, (ONE,), key.peer_id, "", invite))
     assert cli_main.run(["node", "--join", TWO, *data, text]) == 0
     monkeypatch.setenv("P2PDILOCO_INVITE", text)
     assert cli_main.run(["node", *data]) == 0

@@ -83,6 +83,13 @@ class PublishedRun(Struct, frozen=True, kw_only=True):
     signed: SignedManifest
     manifest: Manifest
 
+    @classmethod
+    def of(cls, signed: SignedManifest) -> PublishedRun:
+        """Make the run of a signed manifest. Raises: RemoteError (it is not valid)."""
+        return PublishedRun(
+            id=run_id(signed), signed=signed, manifest=manifest_from_canonical(signed.manifest)
+        )
+
     @property
     def name(self) -> str:
         """Name for people."""
@@ -121,6 +128,11 @@ class ListedRun(Struct):
     def name(self) -> str:
         """Name for people, until the manifest says the true one; the id's beginning where nobody names it."""
         return self.names[0] if self.names else self.run[:SHORT]
+
+    @property
+    def title(self) -> str:
+        """Name and beginning of the id, for people."""
+        return f"{self.name} ({self.run[:SHORT]})"
 
 
 async def known_runs(transport: Transport) -> dict[str, ListedRun]:
@@ -186,34 +198,41 @@ def peers_of(addresses: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(map(peer_in, addresses)))
 
 
-def run_names(listed: Iterable[ListedRun]) -> str:
+def run_names(runs: Iterable[ListedRun | PublishedRun]) -> str:
     """List names of runs, for a person to choose from; of many the first ones."""
-    names = sorted(f"{entry.name} ({entry.run[:SHORT]})" for entry in listed)
+    names = sorted(each.title for each in runs)
     more = f" and {len(names) - MAX_NAMED_RUNS} more" if len(names) > MAX_NAMED_RUNS else ""
     return ", ".join(names[:MAX_NAMED_RUNS]) + more
 
 
-def saved_runs(data_dir: Path) -> dict[str, tuple[ListedRun, SignedManifest]]:
+def saved_runs(data_dir: Path) -> dict[str, PublishedRun]:
     """Load the runs that this node was a member of before, by id. A damaged manifest is passed over, and
     logged."""
     found = {}
     for path in signed_files(data_dir):
         try:
-            signed = decode_signed(path.read_bytes())
-            manifest = manifest_from_canonical(signed.manifest)
+            run = PublishedRun.of(decode_signed(path.read_bytes()))
         except (OSError, RemoteError) as error:
             logger.warning("the saved manifest %s is not readable: %s", path, error)
             continue
-        found[run_id(signed)] = (ListedRun(run_id(signed), [manifest.run.name]), signed)
+        found[run.id] = run
     return found
 
 
-async def pull_manifest(
+def saved_run(
+    saved: Mapping[str, PublishedRun], wanted: str, before: Sequence[str] = ()
+) -> PublishedRun | None:
+    """Choose among saved runs, as `choose_run`. Raises: UserError."""
+    chosen = choose_run({run: ListedRun(run, [each.name]) for run, each in saved.items()}, wanted, before)
+    return saved[chosen.run] if chosen is not None else None
+
+
+async def pull_run(
     transport: Transport,
     listed: ListedRun,
     hosts: Sequence[str] = (),
     refused: Callable[[str, RemoteError], None] = lambda _peer, _error: None,
-) -> tuple[SignedManifest, Manifest] | None:
+) -> PublishedRun | None:
     """Pull the manifest from the first that has the true one: of `hosts`, then of peers that list it, in any
     order. None: none of `MAX_ASKED` has.
 
@@ -241,7 +260,7 @@ async def pull_manifest(
             logger.warning("the manifest of %s from %s is refused: %s", listed.name, peer, error)
             refused(peer, error)
         else:
-            return signed, manifest_from_canonical(signed.manifest)
+            return PublishedRun.of(signed)
     return None
 
 
@@ -296,12 +315,12 @@ def goes_on(settings: NodeSettings) -> bool:
 
     To be asked before the addresses of this start are kept.
     """
-    saved = {run: listed for run, (listed, _) in saved_runs(settings.data_dir).items()}
+    saved = saved_runs(settings.data_dir)
     if settings.run_file is not None:
         is_saved, is_named = bool(saved), False
     else:
         try:
-            chosen = choose_run(saved, settings.run, joined_runs(settings.data_dir))
+            chosen = saved_run(saved, settings.run, joined_runs(settings.data_dir))
         except UserError:  # several fit, which is said later
             return False
         is_saved, is_named = chosen is not None, bool(settings.run)
@@ -575,10 +594,8 @@ class KnownRun:
     """Run that a folder of this machine knows, as its node is in it or its bootstrap serves it, and its
     link."""
 
-    def __init__(self, data_dir: Path, run: str, signed: SignedManifest) -> None:
-        self._data_dir = data_dir
-        manifest: Manifest = manifest_from_canonical(signed.manifest)
-        self._run = PublishedRun(id=run, signed=signed, manifest=manifest)
+    def __init__(self, data_dir: Path, run: PublishedRun) -> None:
+        self._data_dir, self._run = data_dir, run
 
     @classmethod
     def find(cls, wanted: str, data_dir: Path | None) -> KnownRun:
@@ -588,14 +605,13 @@ class KnownRun:
         Raises: UserError (there is none, or there are several).
         """
         folders = usual_folders(data_dir)
-        names: list[ListedRun] = []
+        names: list[PublishedRun] = []
         for folder in folders:
             saved = saved_runs(folder)
-            listed = {run: entry for run, (entry, _) in saved.items()}
-            names += listed.values()
-            chosen = choose_run(listed, wanted, joined_runs(folder))
+            names += saved.values()
+            chosen = saved_run(saved, wanted, joined_runs(folder))
             if chosen is not None:
-                return cls(folder, chosen.run, saved[chosen.run][1])
+                return cls(folder, chosen)
         where = " or ".join(map(str, folders))
         if names:
             raise UserError(f'no run "{wanted}" is in {where}', f"there is {run_names(names)}")
@@ -719,16 +735,16 @@ class RunSearch:
                 if host not in entry.peers:
                     entry.add(summary.name, host)
 
-    async def manifest(self, listed: ListedRun) -> tuple[SignedManifest, Manifest] | None:
-        """Get the run's manifest from whoever has the true one. None: nobody that was asked has.
+    async def published(self, listed: ListedRun) -> PublishedRun | None:
+        """Get the run with its manifest from whoever has the true one. None: nobody that was asked has.
 
         Raises:
             RemoteError: it is not valid, or by a name that a person wanted another run.
         """
-        signed = await pull_manifest(self._transport, listed, self._hosts, self._refused)
-        if signed is not None:
-            self.check_name(listed, signed[1])
-        return signed
+        run = await pull_run(self._transport, listed, self._hosts, self._refused)
+        if run is not None:
+            self.check_name(listed, run.manifest)
+        return run
 
     def givers(self, listed: ListedRun) -> list[str]:
         """List whom to ask for what belongs to a run: who lists it, or else the peers to join through."""

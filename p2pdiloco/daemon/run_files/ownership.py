@@ -19,13 +19,11 @@ from msgspec import Struct
 
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.adapters.run_store import run_folder
-from p2pdiloco.config.manifest import manifest_from_canonical
 from p2pdiloco.core.api.papers import RECOVERY_FROM, is_timely, owner_of
 from p2pdiloco.daemon.notice import (
     Invite,
     Notice,
     Right,
-    encode_invite,
     grant,
     load_notice,
     save_notice,
@@ -33,15 +31,15 @@ from p2pdiloco.daemon.notice import (
 )
 from p2pdiloco.daemon.run_files.known_runs import (
     MAX_PEERS,
-    ListedRun,
+    PublishedRun,
     RunLink,
     addresses_of,
-    choose_run,
     encode_link,
     is_link,
     known_addresses,
     read_link,
     run_names,
+    saved_run,
     saved_runs,
     usual_folders,
 )
@@ -83,19 +81,17 @@ class Ownership:
         """
         folders = usual_folders(data_dir)
         found: list[Ownership] = []
-        known: list[ListedRun] = []
+        known: list[PublishedRun] = []
         for folder in folders:
-            runs = {run: listed for run, (listed, _) in saved_runs(folder).items()}
+            runs = saved_runs(folder)
             known += runs.values()
-            chosen = choose_run(runs, wanted)
+            chosen = saved_run(runs, wanted)
             path = folder / "owner.key"
             if chosen is None or not path.exists():
                 continue
             key = Identity.load_or_create(path)
-            signed = saved_runs(folder)[chosen.run][1]
-            owners = signed.owner, manifest_from_canonical(signed.manifest).admission.recovery
-            if key.peer_id in owners:
-                found.append(cls(folder, chosen.run, key, owners))
+            if key.peer_id in chosen.owners:
+                found.append(cls(folder, chosen.id, key, chosen.owners))
         if found:
             return found[0]
         where = " or ".join(map(str, folders))
@@ -124,7 +120,7 @@ class Ownership:
         key = Identity.generate()
         granted = grant(self.run, key.peer_id, expires, uses, self.key)
         made = Invite(granted, key, addresses)
-        encode_invite(made)  # what cannot be written is not given out
+        self.link(made)  # what cannot be written is not given out
         issued.append(Issued(name, key.peer_id, expires, uses))
         Files().save(self._folder / "invites.json", [msgspec.json.encode(issued)], durable=True)
         return made
@@ -143,8 +139,8 @@ class Ownership:
 
     def link(self, invite: Invite) -> str:
         """Put an invite into a link to the run. Raises: ConfigError."""
-        listed, _ = saved_runs(self.data_dir)[self.run]
-        return encode_link(RunLink(self.run, invite.addresses, self.owners[0], listed.name, invite))
+        name = saved_runs(self.data_dir)[self.run].name
+        return encode_link(RunLink(self.run, invite.addresses, self.owners[0], name, invite))
 
     def issued(self) -> list[Issued]:
         """List the invites that were given out."""

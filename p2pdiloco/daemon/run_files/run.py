@@ -45,10 +45,10 @@ from p2pdiloco.daemon.run_files.known_runs import (
     ListedRun,
     PublishedRun,
     RunSearch,
-    choose_run,
     is_beginning,
     joined_runs,
     run_names,
+    saved_run,
     saved_runs,
 )
 from p2pdiloco.daemon.run_files.shared_files import (
@@ -519,9 +519,8 @@ class _Finding:
             waited_s += SEARCH_PAUSE_S
 
     def _our_own(self) -> ListedRun | None:
-        return choose_run(
-            {run: listed for run, (listed, _) in self._ours.items()}, self._wanted, self._before
-        )
+        ours = saved_run(self._ours, self._wanted, self._before)
+        return ListedRun(ours.id, [ours.name]) if ours is not None else None
 
     def _waiting(self) -> str:
         if not self._search.listed:
@@ -535,7 +534,7 @@ class _Finding:
             found = await self._manifest(chosen)
             if found is None:
                 return None
-            run = await self._whole(chosen, *found)
+            run = await self._whole(chosen, found)
         except (RemoteError, ConfigError) as error:
             # A wrong `[model]` shows when something is made of it.
             wrong = error if isinstance(error, RemoteError) else RemoteError("manifest-invalid", str(error))
@@ -549,25 +548,21 @@ class _Finding:
             return run
         return None
 
-    async def _manifest(self, chosen: ListedRun) -> tuple[SignedManifest, Manifest] | None:
+    async def _manifest(self, chosen: ListedRun) -> PublishedRun | None:
         saved = self._ours.get(chosen.run)
         if saved is None:
-            return await self._search.manifest(chosen)
-        manifest = verify(saved[1], self._identity.verify)
-        self._search.check_name(chosen, manifest)
-        return saved[1], manifest
+            return await self._search.published(chosen)
+        self._search.check_name(chosen, verify(saved.signed, self._identity.verify))
+        return saved
 
-    async def _whole(
-        self, chosen: ListedRun, signed: SignedManifest, manifest: Manifest
-    ) -> tuple[Run, Vault]:
-        run, peers = run_id(signed), self._search.givers(chosen)
+    async def _whole(self, chosen: ListedRun, published: PublishedRun) -> tuple[Run, Vault]:
+        run, manifest, peers = published.id, published.manifest, self._search.givers(chosen)
         if self._approve is not None:
-            listed = PublishedRun(id=run, signed=signed, manifest=manifest)
-            await self._approve(listed, run not in self._ours and run not in self._before)
+            await self._approve(published, run not in self._ours and run not in self._before)
         with room_for(manifest):
             given = await given_parameters(self._transport, self._data_dir, run, manifest, peers)
         await fetched_tokenizer(self._transport, self._data_dir, run, manifest, peers)
-        return await apart(partial(open_run, signed, self._identity, chosen.run, given))
+        return await apart(partial(open_run, published.signed, self._identity, chosen.run, given))
 
     def _refuse(self, chosen: ListedRun, error: RemoteError) -> None:
         words = f"the manifest of {chosen.name} is refused: {error}"

@@ -37,7 +37,7 @@ from p2pdiloco.core.node import Core
 from p2pdiloco.core.pending import Unmerged
 from p2pdiloco.daemon.diary import Diary
 from p2pdiloco.daemon.payloads import Compute, UpdateLog
-from p2pdiloco.daemon.run_files.known_runs import choose_run, joined_runs, run_names, saved_runs
+from p2pdiloco.daemon.run_files.known_runs import joined_runs, run_names, saved_run, saved_runs
 from p2pdiloco.daemon.run_files.run import Run, core_config, genesis_versions, given_on_disk, open_run
 from p2pdiloco.daemon.run_files.shared_files import (
     kept_tokenizer,
@@ -374,16 +374,15 @@ def result_on_disk(data_dir: Path, wanted: str) -> RunResult:
     """
     with _locked(data_dir):
         saved = saved_runs(data_dir)
-        runs = {run: listed for run, (listed, _) in saved.items()}
-        chosen = choose_run(runs, wanted, joined_runs(data_dir))
+        chosen = saved_run(saved, wanted, joined_runs(data_dir))
         if chosen is None:
             if not saved:
                 raise UserError(f"{data_dir} has no run", "give the --data-dir of a node that was in one")
-            raise UserError(f'{data_dir} has no run "{wanted}"', f"it has {run_names(runs.values())}")
-        signed = saved[chosen.run][1]
+            raise UserError(f'{data_dir} has no run "{wanted}"', f"it has {run_names(saved.values())}")
+        signed = chosen.signed
         try:
             manifest = verify(signed, verify_signature)
-            given = given_on_disk(data_dir, chosen.run, manifest, set_aside=False)
+            given = given_on_disk(data_dir, chosen.id, manifest, set_aside=False)
             if manifest.run.initial and given is None:
                 raise StorageError(f"version 0 of {chosen.name} is not in {data_dir}", "start its node once")
             run, vault = open_run(signed, Identity.generate(), given=given)

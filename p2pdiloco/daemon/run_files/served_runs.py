@@ -33,8 +33,6 @@ from p2pdiloco.config.manifest import (
     Manifest,
     canonical_bytes,
     load_signed,
-    manifest_from_canonical,
-    run_id,
     save_signed,
 )
 from p2pdiloco.config.values import parse_toml, read_settings
@@ -49,7 +47,7 @@ from p2pdiloco.daemon.run_files.known_runs import (
     PublishedRun,
     is_beginning,
     is_whole_id,
-    pull_manifest,
+    pull_run,
     run_names,
     runs_of,
     saved_runs,
@@ -171,11 +169,10 @@ class Mirror:
         hosts = [host for host in self._hosts if not self._rests.rests(listed.run, host)]
         if not hosts:
             return None
-        answer = await pull_manifest(self._transport, listed, hosts)
-        if answer is None:
+        run = await pull_run(self._transport, listed, hosts)
+        if run is None:
             return None
-        signed, manifest = answer
-        run = PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
+        signed, manifest = run.signed, run.manifest
         await asyncio.to_thread(Files().make_folder, run_folder(self._data_dir, run.id))
         wrong = partial(self._rests.lengthen, run.id)
         await fetched_tokenizer(self._transport, self._data_dir, run.id, manifest, hosts, wrong)
@@ -314,7 +311,7 @@ def look_at_saved(data_dir: Path) -> SavedRuns:
         except StorageError as error:
             saved.damaged.append(error)
             continue
-        run = PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
+        run = PublishedRun.of(signed)
         tokenizer = kept_tokenizer(data_dir, run.id)
         has_tokenizer = manifest.data.tokenizer == BYTES or tokenizer_on_disk(tokenizer, manifest) is not None
         if has_tokenizer and is_kept(data_dir, run.id, manifest):
@@ -360,11 +357,11 @@ def check_key_is_here(file: Path, name: str, data_dir: Path) -> None:
 
     Raises: UserError.
     """
-    for run, (listed, signed) in saved_runs(data_dir).items():
-        if name in listed.names or kept_run_toml(data_dir, run).exists():
+    for run in saved_runs(data_dir).values():
+        if name == run.name or kept_run_toml(data_dir, run.id).exists():
             raise UserError(
-                f"{file} cannot be signed: the key of the owner of {listed.name} ({run[:SHORT]}), "
-                f"{clean(signed.owner)}, is not in {data_dir / OWNER_KEY}",
+                f"{file} cannot be signed: the key of the owner of {run.title}, "
+                f"{clean(run.signed.owner)}, is not in {data_dir / OWNER_KEY}",
                 "put that key back; without --run what was signed is served without it; a new owner needs a "
                 "folder of its own: --data-dir DIR",
             )
@@ -490,14 +487,13 @@ def words_of_edits(manifest: Manifest, data_dir: Path, owner: str) -> str:
     """Say in what a manifest differs from the run of its name that this owner has signed, which it is not; of
     several, from the nearest one. Empty: it is that run, or there is none."""
     named: dict[str, list[str]] = {}
-    for run, (_, signed) in saved_runs(data_dir).items():
-        if signed.owner != owner:
+    for each in saved_runs(data_dir).values():
+        if each.signed.owner != owner:
             continue
-        if signed.manifest == canonical_bytes(manifest):
+        if each.signed.manifest == canonical_bytes(manifest):
             return ""
-        before = manifest_from_canonical(signed.manifest)
-        if before.run.name == manifest.run.name:
-            named[run] = changed_keys(before, manifest)
+        if each.name == manifest.run.name:
+            named[each.id] = changed_keys(each.manifest, manifest)
     if not named:
         return ""
     run, keys = min(named.items(), key=lambda item: len(item[1]))

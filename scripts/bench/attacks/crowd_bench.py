@@ -41,7 +41,6 @@ from bench_attacks import HONEST, PACE, Side, attacking, number
 from benchkit import NEVER, START_TIMEOUT_S, arguments, finish, running_swarm, wait_until
 from p2pdiloco.config.manifest import AdmissionSection
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.daemon.notice import encode_invite
 from p2pdiloco.daemon.run_files.ownership import Ownership
 from p2pdiloco.demo.swarm import read_log
 from p2pdiloco.errors import P2PDilocoError
@@ -105,7 +104,7 @@ def work_of(side: Side, folder: Path, door: str, kind: str, riders: int, seconds
     invite, doors = "", "all"
     if door != "open":
         owned = Ownership.find(side.name, side.swarm.bootstrap.data_dir)
-        invite = encode_invite(owned.invite(0, riders if door == "invite" else 1, "", (side.join,)))
+        invite = owned.link(owned.invite(0, riders if door == "invite" else 1, "", (side.join,)))
     if door == "race":
         doors = "one"
     if door == "admits":

@@ -59,14 +59,15 @@ from p2pdiloco.daemon.notice import (
     Invite,
     Notice,
     Vouch,
+    _PackedInvite,
     admission,
     decode_invite,
     decode_notice,
-    encode_invite,
     encode_notice,
     grant,
     is_true_notice,
     may_follow,
+    pack_peers,
     save_notice,
     signed,
 )
@@ -96,7 +97,16 @@ RUN = "ab" * 32
 ADDRESSES = tuple(
     f"/ip4/198.51.100.{n}/tcp/31337/p2p/{Identity.from_seed(bytes([n]) * 32).peer_id}" for n in (1, 2)
 )
-TEXT = encode_invite(Invite(grant(RUN, KEY.peer_id, 1_900_000_000, 5, OWNER), KEY, ADDRESSES))
+
+
+def old_word(invite: Invite) -> str:
+    """An invite as earlier releases wrote it."""
+    right = invite.right
+    given = (right.seed, right.expires, right.uses, right.signature)
+    return INVITE.encode(_PackedInvite(bytes.fromhex(invite.run), *given, pack_peers(invite.addresses, "it")))
+
+
+TEXT = old_word(Invite(grant(RUN, KEY.peer_id, 1_900_000_000, 5, OWNER), KEY, ADDRESSES))
 
 
 def test_it_says_all_that_a_newcomer_needs() -> None:
@@ -173,7 +183,9 @@ def test_the_command_prints_one_that_joins(tmp_path: Path) -> None:
 
     done = CliRunner().invoke(cli, ["invite", "ours", *data, "--uses", "2", "--name", "anna"])
     assert done.exit_code == 0, done.output
-    invite = decode_invite(done.stdout)
+    link = read_link(done.stdout)
+    invite = link.invite
+    assert invite is not None and link.name == "ours"
     assert invite.run == run and invite.addresses == ADDRESSES and invite.grant.uses == 2
     ownership = Ownership.find(run[:8], tmp_path)
     assert ownership.key_of("anna") == ownership.key_of(done.stdout) == invite.grant.key
@@ -232,7 +244,7 @@ def test_what_a_node_shows(tmp_path: Path) -> None:
     key, guest = Identity.generate(), tmp_path / "guest"
     guest.mkdir()
     invite = Invite(grant(run.id, key.peer_id, 0, 1, OWNER), key, ())
-    text = encode_invite(Invite(invite.grant, key, ADDRESSES))
+    text = old_word(Invite(invite.grant, key, ADDRESSES))
     keep_invite(settings(guest, invite=text))
     shown = own_admission(guest, run, me)
     assert shown is not None and shown.peer == me and shown.grant == invite.grant
@@ -405,14 +417,14 @@ def test_a_link_takes_no_invite_s_place(tmp_path: Path) -> None:
 
 
 def test_an_expired_invite_lets_only_those_in_who_are(tmp_path: Path) -> None:
-    for word in (encode_invite(invited(1000)), link(addresses=ADDRESSES, invite=invited(1000))):
+    for word in (old_word(invited(1000)), link(addresses=ADDRESSES, invite=invited(1000))):
         with pytest.raises(ConfigError, match="the invite has expired, at 1970-01-01"):
             with_invite(settings(tmp_path, invite=word))
     kept = tmp_path / "runs" / RUN[:16] / "admission"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"kept")
     assert with_invite(settings(tmp_path, invite=TEXT)).run == RUN
-    assert with_invite(settings(tmp_path, invite=encode_invite(invited(1000)))).run == RUN
+    assert with_invite(settings(tmp_path, invite=old_word(invited(1000)))).run == RUN
 
 
 def called(*words: str) -> Result:
@@ -426,7 +438,7 @@ def test_the_command_prints_a_link_that_joins(tmp_path: Path) -> None:
     assert "no address" in str(called("run", "link", *data).exception)
     save_own_addresses(tmp_path, (LOOPBACK,))
     only = called("run", "link", "ours", *data)
-    assert "loopback only" in only.stderr and "invite ours --link" in only.stderr
+    assert "loopback only" in only.stderr and "invite ours" in only.stderr
     done = called("run", "link", run[:8], *data, "--join", ADDRESSES[0], "--join", NAME)
     read = read_link(done.stdout)
     owner = Ownership.find("ours", tmp_path).key.peer_id

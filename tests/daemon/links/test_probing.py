@@ -115,7 +115,7 @@ async def test_on_a_network_it_is_measured_once_then_refused() -> None:
         await measure(other, "node")
     assert "--upload" in refused.value.hint
     assert not node.refusals, "to ask is no offence"
-    with pytest.raises(UserError, match="knows no run"):
+    with pytest.raises(UserError, match="gives no run"):
         await listed_manifest(asker, "node", "")
     await node.close()
     with pytest.raises(UserError, match="node cannot be reached"):

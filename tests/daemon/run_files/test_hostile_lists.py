@@ -104,8 +104,8 @@ async def test_a_false_manifest_of_any_bytes_is_refused_counted_and_the_next_pee
     search = RunSearch(await newcomer(hub), run.id)
     listed = await search.look()
     assert listed is not None
-    found = await search.manifest(listed)
-    assert found is not None and run_id(found[0]) == run.id
+    found = await search.published(listed)
+    assert found is not None and found.id == run.id
     assert search.refusals.total() == len(lies) and search.refusals["manifest-run-id"] >= 1
     said: list[str] = []
     assert await joined(hub, "test", tmp_path / "me", say=said.append) == run.id
@@ -123,7 +123,7 @@ async def test_what_another_id_stands_for_is_not_even_decoded(
     assert listed is not None
     monkeypatch.setattr("p2pdiloco.daemon.run_files.known_runs.manifest_from_canonical", pytest.fail)
     monkeypatch.setattr("p2pdiloco.daemon.run_files.known_runs.check_signature", pytest.fail)
-    assert await search.manifest(listed) is None and search.refusals == {"manifest-run-id": 1}
+    assert await search.published(listed) is None and search.refusals == {"manifest-run-id": 1}
 
 
 @pytest.mark.parametrize("content", GARBAGE)

@@ -173,7 +173,7 @@ async def test_a_peer_that_is_gone_gave_no_false_manifest(
 ) -> None:
     run, gone = signed_run(tmp_path), Identity.generate().peer_id
     assert (
-        await known_runs.pull_manifest(await newcomer(MemoryNetwork()), ListedRun(run.id, ["test"], [gone]))
+        await known_runs.pull_run(await newcomer(MemoryNetwork()), ListedRun(run.id, ["test"], [gone]))
         is None
     )
     assert f"the manifest of test cannot be fetched from {gone}" in caplog.text

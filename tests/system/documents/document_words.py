@@ -43,7 +43,7 @@ PRINTED = {
     "ADDRESS": re.compile(r"(?:--join|--initial_peers) (/\S+)"),
     "RUN": re.compile(r"--run ([0-9a-f]{8,})"),
     "LINK": re.compile(r"\bp2pdiloco:1\w+"),
-    "INVITE": re.compile(r"\bp2pdiloco1\w+"),
+    "INVITE": re.compile(r"^p2pdiloco:1\w+", re.M),
 }
 """Placeholders, and how what stands for them is printed."""
 PLACEHOLDER = re.compile(rf"\b({'|'.join(PRINTED)}|PEER|FOLDER)\b")
