@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
+import sqlite3
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -24,13 +25,13 @@ import msgspec
 from msgspec import Meta, Struct, field, msgpack
 from msgspec.structs import replace
 
-from p2pdiloco.adapters.data_dir import TEMP_SUFFIX, Files, storage_errors
+from p2pdiloco.adapters.data_dir import Files, storage_errors
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, Stamp, Wire, signed_bytes
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import MOST_GAP, WATERMARK_VERSIONS, copy_mark, earned
-from p2pdiloco.errors import RemoteError, UserError
+from p2pdiloco.errors import RemoteError, StorageError, UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.util import DAMAGE, BoundedDict, Frozen, clear_folder_at, read_note
+from p2pdiloco.util import DAMAGE, Frozen, clear_folder_at, read_note
 
 # Ledger.
 
@@ -422,8 +423,7 @@ def count_line(
         StorageError: the history cannot be read.
     """
     ledger = FragmentLedger(run, fragment, bucket_s)
-    line = history.line(fragment, tip.number, tip.digest)
-    for record in history.along(fragment, line):
+    for record in history.along(history.line(tip)):
         false: frozenset[int] = frozenset()
         if signatures is not None:
             if not signatures.is_signed(record.version):
@@ -538,22 +538,8 @@ def is_proven(certificate: CreditCertificate, word: str, proof: str, verify: Ver
 
 # Store.
 
-SEGMENT_BYTES = 512 * 1024
-MAX_OPEN = 4
-"""Segments whose records are in memory."""
-MAX_SEGMENT_BYTES = 64 * 1024 * 1024
-"""Limit of what a compressed segment unfolds to."""
-Records = dict[tuple[int, bytes], HistoryRecord]
-"""Records by number and digest."""
-_NAME = re.compile(r"([0-9]{8})(?:-([0-9]{1,19})-([0-9]{1,19})\.z|\.log)")
-
-
-class Segment(Frozen):
-    """File of records."""
-
-    path: Path
-    low: int
-    high: int
+MAX_OLD_BYTES = 64 * 1024 * 1024
+"""Limit of what a file of an earlier release unfolds to."""
 
 
 class VersionLine(Frozen):
@@ -572,161 +558,101 @@ class VersionLine(Frozen):
         return self.first == 1
 
 
-class _Open:
-    """Segment of a fragment that is written to."""
-
-    def __init__(self, index: int) -> None:
-        self.index, self.size, self.low, self.high = index, 0, 0, 0
-
-    def grow(self, number: int, size: int) -> None:
-        """Count a record."""
-        self.low = number if not self.size else min(self.low, number)
-        self.high = max(self.high, number)
-        self.size += size
-
-
 class HistoryStore:
-    """Store of the history of one run, append-only: `<data_dir>/runs/<run id, 16>/history/<fragment>/`.
-
-        <n>.log              records as they come, up to `SEGMENT_BYTES`; the next start cuts off a torn end
-        <n>-<low>-<high>.z   a full one, compressed; versions `low` to `high` are in it
+    """Store of the history of one run: `<data_dir>/runs/<run id, 16>/history/history.db`, of SQLite.
 
     All branches that were taken are there. Which versions count follows from a head: its parent, that one's
-    parent, and so on (`line`). A look reads the segments that have the numbers in question, no others.
-    Synchronous, and to be called from one thread.
+    parent, and so on (`line`). What is damaged is set aside, and comes from others again.
+    Synchronous, and to be called from one thread at a time, which is not the event loop's.
     """
 
-    def __init__(self, folder: Path, files: Files | None = None, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self._folder = folder
-        self._files = files or Files()
-        self._segment_bytes = segment_bytes
-        self._segments: dict[int, list[Segment]] = {}
-        self._open: dict[int, _Open] = {}
-        self._read: BoundedDict[Path, Records] = BoundedDict(MAX_OPEN)
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._path = folder, folder / "history.db"
+        self._opened: sqlite3.Connection | None = None
 
-    # --- writing -------------------------------------------------------------------------------------
+    @contextmanager
+    def _database(self, action: str) -> Iterator[sqlite3.Connection]:
+        """Context with the database, in which its errors become a StorageError."""
+        try:
+            with storage_errors(action, self._path):
+                yield self._opened or self._open()
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                raise StorageError(f"cannot {action} {self._path}: {error}") from error
+            self.close()
+            self._path.replace(self._path.with_suffix(".db.corrupt"))
+            raise StorageError(f"{self._path} is damaged, and was set aside: {error}") from error
+
+    def _open(self) -> sqlite3.Connection:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        is_new = not self._path.exists()
+        # Nobody else uses it: without shared memory a log can be kept on any file system.
+        self._opened = opened = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = NORMAL"):
+            opened.execute(f"PRAGMA {pragma}").fetchall()
+        opened.execute("CREATE TABLE IF NOT EXISTS versions (digest BLOB PRIMARY KEY, record BLOB NOT NULL)")
+        if is_new:
+            for path in sorted(self._folder.glob("[0-9]*/*.[lz]*")):  # as earlier releases kept it
+                for _, record in read_frames(_decompressed(path.read_bytes())):
+                    self.append(record)
+        return opened
+
+    def close(self) -> None:
+        """Close the database; the next call opens it."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     def append(self, record: HistoryRecord) -> None:
-        """Add a record. It survives the process; a power cut may take the newest ones.
+        """Add a record, once. It survives the process; a power cut may take the newest ones.
 
         Raises:
             StorageError: it is not saved; what was there is as it was.
         """
-        header = record.version.header
-        fragment, content = header.fragment, frame_record(record)
-        current = self._opened(fragment)
-        path = self._log(fragment, current.index)
-        begins = not current.size
-        with storage_errors("save", path), path.open("wb" if begins else "r+b", buffering=0) as file:
-            file.seek(current.size)
-            file.truncate()  # what an append that failed has left
-            self._files.write(file, content)
-        current.grow(header.number, len(content))
-        self._read.pop(path, None)
-        if current.size >= self._segment_bytes:
-            self._seal(fragment, current)
+        row = record.version.header.digest(), zlib.compress(_encoder.encode(record))
+        with self._database("save") as database:
+            database.execute("INSERT OR REPLACE INTO versions VALUES (?, ?)", row)
 
-    def _seal(self, fragment: int, current: _Open) -> None:
-        """Compress a full segment, and begin another."""
-        log = self._log(fragment, current.index)
-        name = f"{current.index:08d}-{current.low}-{current.high}.z"
-        sealed = Segment(log.with_name(name), current.low, current.high)
-        self._files.save(sealed.path, [zlib.compress(self._files.read(log), 6)], durable=True)
-        self._segments[fragment].append(sealed)
-        self._open[fragment] = _Open(current.index + 1)
-        self._files.delete(log)
+    def find(self, digest: bytes) -> HistoryRecord | None:
+        """Find the record of that very version; a damaged one is none. Raises: StorageError."""
+        with self._database("read") as database:
+            row = database.execute("SELECT record FROM versions WHERE digest = ?", (digest,)).fetchone()
+        try:
+            return _decoder.decode(zlib.decompress(row[0])) if row is not None else None
+        except (zlib.error, *DAMAGE):
+            return None
 
-    # --- reading -------------------------------------------------------------------------------------
-
-    def find(self, fragment: int, number: int, digest: bytes) -> HistoryRecord | None:
-        """Find the record of that very version. Raises: StorageError."""
-        current = self._opened(fragment)
-        log = Segment(self._log(fragment, current.index), current.low, current.high)
-        for segment in [*[log][: current.size], *reversed(self._segments[fragment])]:
-            if segment.low <= number <= segment.high:
-                found = self._content(segment.path).get((number, digest))
-                if found is not None:
-                    return found
-        return None
-
-    def down(self, fragment: int, number: int, digest: bytes) -> Iterator[HistoryRecord]:
+    def down(self, tip: HeadRef) -> Iterator[HistoryRecord]:
         """Read that version, its parent, and so on, as far as they are here; version 0 is never among them.
 
         Raises: StorageError.
         """
-        while number > 0:
-            record = self.find(fragment, number, digest)
-            if record is None:
-                return
+        number, digest = tip.number, tip.digest
+        while number > 0 and (record := self.find(digest)) is not None:
             yield record
             number, digest = number - 1, record.version.header.parent
 
-    def line(self, fragment: int, number: int, digest: bytes) -> VersionLine:
+    def line(self, tip: HeadRef) -> VersionLine:
         """Find what is here of the chain with that head. Raises: StorageError."""
-        digests: list[bytes] = []
-        wanted = digest
-        for record in self.down(fragment, number, digest):
-            digests.append(wanted)
-            wanted = record.version.header.parent
-        digests.reverse()
-        return VersionLine(tuple(digests), number - len(digests) + 1, wanted)
+        digests = [tip.digest, *(record.version.header.parent for record in self.down(tip))]
+        wanted = digests.pop()
+        return VersionLine(tuple(reversed(digests)), tip.number - len(digests) + 1, wanted)
 
-    def along(self, fragment: int, line: VersionLine) -> Iterator[HistoryRecord]:
+    def along(self, line: VersionLine) -> Iterator[HistoryRecord]:
         """Read the records of a line, oldest first. Raises: StorageError."""
-        for number, digest in enumerate(line.digests, line.first):
-            record = self.find(fragment, number, digest)
+        for digest in line.digests:
+            record = self.find(digest)
             if record is None:
                 return  # it was deleted meanwhile
             yield record
 
-    # --- files ---------------------------------------------------------------------------------------
-
-    def _log(self, fragment: int, index: int) -> Path:
-        return self._folder / f"{fragment:04d}" / f"{index:08d}.log"
-
-    def _opened(self, fragment: int) -> _Open:
-        """Look what is there of a fragment, the first time, and cut off what a crash has torn."""
-        if fragment in self._open:
-            return self._open[fragment]
-        folder = self._folder / f"{fragment:04d}"
-        self._files.make_folder(folder)
-        there = self._files.list_folder(folder)
-        for path in there:
-            if path.name.endswith(TEMP_SUFFIX):
-                self._files.delete(path)  # the crash came while it was compressed
-        named = [(path, _NAME.fullmatch(path.name)) for path in there]
-        sealed = {int(m[1]): Segment(p, int(m[2]), int(m[3])) for p, m in named if m and m[2]}
-        logs = {int(m[1]): path for path, m in named if m and not m[2]}
-        self._segments[fragment] = [segment for _, segment in sorted(sealed.items())]
-        current = _Open(max((*sealed, -1)) + 1)
-        for index, path in sorted(logs.items()):
-            if index in sealed:
-                self._files.delete(path)  # the crash came after it was compressed
-                continue
-            current = _Open(index)
-            for end, record in read_frames(self._files.read(path)):
-                current.grow(record.version.header.number, end - current.size)
-        self._open[fragment] = current
-        return current
-
-    def _content(self, path: Path) -> Records:
-        """Read the records of a segment by digest; of a damaged one, those before the damage."""
-        if path not in self._read:
-            content = self._files.read(path)
-            if path.suffix == ".z":
-                content = _decompressed(content)
-            headers = ((record.version.header, record) for _, record in read_frames(content))
-            self._read[path] = {(header.number, header.digest()): record for header, record in headers}
-        return self._read[path]
-
 
 def _decompressed(content: bytes) -> bytes:
-    """Decompress a segment as far as it is sound."""
-    unfolding = zlib.decompressobj()
+    """Decompress a file of an earlier release, as far as it is sound."""
     try:
-        return unfolding.decompress(content, MAX_SEGMENT_BYTES)
+        return zlib.decompressobj().decompress(content, MAX_OLD_BYTES)
     except zlib.error:
-        return b""
+        return content  # one that was not compressed yet
 
 
 # Names.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import sqlite3
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -70,7 +71,8 @@ def may_wait() -> bool:
 @contextmanager
 def guarded(found: Callable[[str], None]) -> Iterator[None]:
     """Context in which `found` is told of every wait in the thread of an event loop, with its stack."""
-    places = [(os, "fsync"), (psutil.Process, "__init__"), *((psutil, name) for name in READERS)]
+    disks = (os, "fsync"), (sqlite3, "connect")
+    places = [*disks, (psutil.Process, "__init__"), *((psutil, name) for name in READERS)]
     real = [(where, name, getattr(where, name)) for where, name in places if hasattr(where, name)]
 
     def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

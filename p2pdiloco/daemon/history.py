@@ -91,6 +91,7 @@ class HistoryKeeper:
 
     def close(self) -> None:
         """End its thread when what was noted is written."""
+        self._io.submit(self._history.close)
         self._io.shutdown(wait=True)
 
     # --- versions ------------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ class HistoryKeeper:
         for version in versions:
             header = version.header
             try:
-                if self._history.find(header.fragment, header.number, header.digest()) is None:
+                if self._history.find(header.digest()) is None:
                     self._history.append(HistoryRecord(0, version))  # nobody knows when it was taken
             except StorageError as error:
                 self._complain(error)
@@ -188,13 +189,13 @@ class HistoryKeeper:
 
     def _recount(self, fragment: int) -> None:
         tip = self._tips[fragment]
-        if self._history.find(fragment, tip.number, tip.digest) is None:
+        if self._history.find(tip.digest) is None:
             tip = self._kept.get(fragment, tip)
         self._ledgers[fragment] = count_line(self._history, self._run, fragment, tip)
 
-    async def line(self, fragment: int, tip: HeadRef) -> VersionLine:
+    async def line(self, tip: HeadRef) -> VersionLine:
         """Find what is here of the chain that ends in `tip`. Raises: StorageError."""
-        return await self._in_thread(partial(self._history.line, fragment, tip.number, tip.digest))
+        return await self._in_thread(partial(self._history.line, tip))
 
     async def add(self, records: Sequence[HistoryRecord]) -> None:
         """Keep records that others gave. Raises: StorageError."""
@@ -249,12 +250,12 @@ class HistoryKeeper:
 
     # --- for others ----------------------------------------------------------------------------------
 
-    async def page(self, fragment: int, tip: HeadRef) -> bytes:
+    async def page(self, tip: HeadRef) -> bytes:
         """Read that version and those before it, until a page is full; empty: it is not here.
 
         Raises: StorageError.
         """
-        return await self._in_thread(lambda: page_of(self._history.down(fragment, tip.number, tip.digest)))
+        return await self._in_thread(lambda: page_of(self._history.down(tip)))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await self._loop.run_in_executor(self._io, work)
@@ -273,7 +274,7 @@ TRIES, BUSY_S = 5, 2.0
 class FetchedInto(Protocol):
     """Place for records that were fetched."""
 
-    async def line(self, fragment: int, tip: HeadRef) -> VersionLine:
+    async def line(self, tip: HeadRef) -> VersionLine:
         """Find what is here of the chain that ends in `tip`."""
 
     async def add(self, records: Sequence[HistoryRecord]) -> None:
@@ -325,7 +326,7 @@ class Filling:
         """Fetch what is missing of the line that ends in `tip`. Returns the oldest version that is there."""
         asked = list(self._peers)
         while True:
-            line = await into.line(fragment, tip)
+            line = await into.line(tip)
             if line.is_whole:
                 return line.first
             tip = HeadRef(line.first - 1, line.wanted)
@@ -416,7 +417,7 @@ class HistoryDoor:
         log, page = self._log(fragment), b""
         if self._keeper is not None and log:
             with suppress(StorageError):  # the keeper's person hears of it when it writes
-                page = await self._keeper.page(fragment, tip)
+                page = await self._keeper.page(tip)
         return page or page_of(from_log(log, tip))
 
 

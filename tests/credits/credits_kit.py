@@ -27,9 +27,9 @@ def record(version: SignedVersion) -> HistoryRecord:
     return HistoryRecord(START_S + 60 * version.header.number, version)
 
 
-def history_of(folder: Path, versions: Iterable[SignedVersion], segment_bytes: int = 4096) -> HistoryStore:
+def history_of(folder: Path, versions: Iterable[SignedVersion]) -> HistoryStore:
     """A history that has these."""
-    history = HistoryStore(folder, segment_bytes=segment_bytes)
+    history = HistoryStore(folder)
     for version in versions:
         history.append(record(version))
     return history

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ from p2pdiloco.credits import (
     read_frames,
     shares_of,
 )
-from p2pdiloco.errors import RemoteError
+from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco_lab.simulation.lineage import HashCrypto
 from p2pdiloco_lab.simulation.seed_plan import RUN as WORLD_RUN
 from p2pdiloco_lab.simulation.seed_plan import draw_plan
@@ -48,7 +49,7 @@ def test_the_credits_of_a_run_are_the_mean_over_fragments(tmp_path: Path) -> Non
     ledgers = []
     for fragment, learners in enumerate([("p1", "p2"), ("p1",), ("p1", "p2", "p3")]):
         versions = chain(5, learners, fragment)
-        ledgers.append(ledger_of(history_of(tmp_path, versions), versions[-1]))
+        ledgers.append(ledger_of(history_of(tmp_path / str(fragment), versions), versions[-1]))
         assert ledgers[-1].tokens == versions[-1].header.tokens
     found = credits_of(ledgers)
     rows = {row.peer: row for row in found.rows}
@@ -380,7 +381,7 @@ def test_on_every_line_each_piece_of_work_counts_once(merges: list[Merge], rando
     kept = [branch.version for branch in branches[1:]] * 2  # what several gave is there twice
     random.shuffle(kept)  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
-        history = history_of(Path(folder), kept, segment_bytes=1024)
+        history = history_of(Path(folder), kept)
         for branch in branches[1:]:
             ledger = ledger_of(history, branch.version)
             entries = {peer: entry for (peer, _), entry in ledger.entries.items()}
@@ -397,50 +398,49 @@ def test_on_every_line_each_piece_of_work_counts_once(merges: list[Merge], rando
 
 
 def numbers(history: HistoryStore, head: SignedVersion) -> list[int]:
-    where = tip(head)
-    return [r.version.header.number for r in history.down(0, where.number, where.digest)]
+    return [r.version.header.number for r in history.down(tip(head))]
 
 
-def test_a_line_is_found_over_many_segments(tmp_path: Path) -> None:
+def test_a_line_is_found_also_by_a_later_life(tmp_path: Path) -> None:
     versions = chain(60)
     history = history_of(tmp_path, versions)
-    assert len(list(tmp_path.rglob("*.z"))) > 3 and len(list(tmp_path.rglob("*.log"))) <= 1
-    for again in (history, HistoryStore(tmp_path)):
-        where = tip(versions[-1])
-        line = again.line(0, where.number, where.digest)
+    for _ in range(2):
+        line = history.line(tip(versions[-1]))
         assert line.is_whole and line.wanted == versions[0].header.parent
-        assert [r.version for r in again.along(0, line)] == versions
-    assert HistoryStore(tmp_path).find(0, 7, versions[6].header.digest()) == record(versions[6])
-    assert HistoryStore(tmp_path).find(0, 7, versions[7].header.digest()) is None
+        assert [r.version for r in history.along(line)] == versions
+        history.close()
+    assert history.find(versions[6].header.digest()) == record(versions[6])
+    assert history.find(bytes(32)) is None
 
 
-def test_a_torn_end_is_cut_off_and_what_comes_then_is_sound(tmp_path: Path) -> None:
+def test_what_was_appended_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
     versions = chain(6)
-    history_of(tmp_path, versions[:5], 1 << 20)
-    (log,) = tmp_path.rglob("*.log")
-    whole = log.read_bytes()
-    log.write_bytes(whole + (frame_record(record(versions[5])) + bytes(5000))[9:])
-    history = HistoryStore(tmp_path)
-    assert numbers(history, versions[4]) == [5, 4, 3, 2, 1]
-    history.append(record(versions[5]))
-    assert log.read_bytes() == whole + frame_record(record(versions[5]))
-    assert numbers(HistoryStore(tmp_path), versions[5]) == [6, 5, 4, 3, 2, 1]
+    history_of(tmp_path / "alive", versions)
+    (tmp_path / "later").mkdir()
+    for path in (tmp_path / "alive").iterdir():  # as they are at that moment, the database still open
+        (tmp_path / "later" / path.name).write_bytes(path.read_bytes())
+    assert numbers(HistoryStore(tmp_path / "later"), versions[-1]) == [6, 5, 4, 3, 2, 1]
 
 
-def test_a_crash_while_a_segment_is_compressed_costs_nothing(tmp_path: Path) -> None:
-    versions = chain(4)
-    history_of(tmp_path, versions, 1 << 20)
-    (log,) = tmp_path.rglob("*.log")
-    before = log.read_bytes()
-    history = HistoryStore(tmp_path, segment_bytes=1)
-    history.append(record(child(versions[-1].header)))
-    log.write_bytes(before)  # as if it had not been deleted any more
-    half = log.with_name("00000001-5-9.z.tmp")
-    half.write_bytes(b"half of it")
-    again = HistoryStore(tmp_path)
-    assert numbers(again, versions[-1]) == [4, 3, 2, 1] and not log.exists() and not half.exists()
-    again.append(record(versions[0]))
-    assert len(list(tmp_path.rglob("*.log"))) == 1
+def test_what_earlier_releases_kept_is_taken_in(tmp_path: Path) -> None:
+    versions = chain(6)
+    frames = [frame_record(record(version)) for version in versions]
+    folder = tmp_path / "0000"
+    folder.mkdir()
+    (folder / "00000000-1-4.z").write_bytes(zlib.compress(b"".join(frames[:4]), 6))
+    (folder / "00000001.log").write_bytes(b"".join(frames[4:]) + frames[0][:9])
+    assert numbers(HistoryStore(tmp_path), versions[-1]) == [6, 5, 4, 3, 2, 1]
+
+
+def test_a_full_disk_takes_nothing_of_what_is_there(tmp_path: Path) -> None:
+    versions = chain(40)
+    history = history_of(tmp_path, versions[:3])
+    with history._database("save") as database:
+        database.execute("PRAGMA max_page_count = 1").fetchall()
+    with pytest.raises(StorageError, match=r"cannot save .*history\.db: database or disk is full"):
+        for version in versions[3:]:
+            history.append(record(version))
+    assert numbers(history, versions[2]) == [3, 2, 1]
 
 
 def test_of_branches_the_line_of_the_head_counts(tmp_path: Path) -> None:
@@ -449,33 +449,44 @@ def test_of_branches_the_line_of_the_head_counts(tmp_path: Path) -> None:
     for _ in range(7):
         other.append(child(other[-1].header, syncer="p2", learners=("p2",)))
     history = history_of(tmp_path, [*versions, *other])
-    where = tip(other[-1])
-    line = history.line(0, where.number, where.digest)
-    assert [r.version for r in history.along(0, line)] == [*versions[:5], *other]
+    line = history.line(tip(other[-1]))
+    assert [r.version for r in history.along(line)] == [*versions[:5], *other]
 
 
 def test_what_is_missing_is_said_and_can_come_later(tmp_path: Path) -> None:
     versions = chain(30)
     history = history_of(tmp_path, versions[20:])
-    where = tip(versions[-1])
-    line = history.line(0, where.number, where.digest)
+    line = history.line(tip(versions[-1]))
     assert (line.first, line.wanted) == (21, versions[19].header.digest()) and not line.is_whole
     for version in reversed(versions[:20]):
         history.append(record(version))
-    assert history.line(0, where.number, where.digest).is_whole
+    assert history.line(tip(versions[-1])).is_whole
 
 
-def test_a_damaged_segment_is_as_if_it_were_not_there(tmp_path: Path) -> None:
-    versions = chain(60)
-    history_of(tmp_path, versions)
-    damaged = sorted(tmp_path.rglob("*.z"))[1]
-    damaged.write_bytes(damaged.read_bytes()[:40])
-    history, where = HistoryStore(tmp_path), tip(versions[-1])
-    first = history.line(0, where.number, where.digest).first
-    assert 1 < first < 60
-    for version in versions[:first]:
+def test_a_damaged_record_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    versions = chain(9)
+    history = history_of(tmp_path, versions)
+    with history._database("save") as database:
+        database.execute(
+            "UPDATE versions SET record = x'00' WHERE digest = ?", (versions[3].header.digest(),)
+        )
+    assert history.line(tip(versions[-1])).first == 5
+    history.append(record(versions[3]))
+    assert history.line(tip(versions[-1])).is_whole
+
+
+def test_a_damaged_file_is_set_aside_and_filled_anew(tmp_path: Path) -> None:
+    versions = chain(9)
+    history = history_of(tmp_path, versions)
+    history.close()
+    path = tmp_path / "history.db"
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(StorageError, match="is damaged, and was set aside"):
+        history.line(tip(versions[-1]))
+    assert not history.line(tip(versions[-1])).digests and (tmp_path / "history.db.corrupt").exists()
+    for version in versions:
         history.append(record(version))
-    assert history.line(0, where.number, where.digest).is_whole
+    assert history.line(tip(versions[-1])).is_whole
 
 
 def test_a_page_ends_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

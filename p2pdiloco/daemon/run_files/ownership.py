@@ -120,7 +120,9 @@ class Ownership:
         key = Identity.generate()
         granted = grant(self.run, key.peer_id, expires, uses, self.key)
         made = Invite(granted, key, addresses)
-        self.link(made)  # what cannot be written is not given out
+        encode_link(
+            RunLink(self.run, addresses, self.owners[0], invite=made)
+        )  # what cannot be written is not given out
         issued.append(Issued(name, key.peer_id, expires, uses))
         Files().save(self._folder / "invites.json", [msgspec.json.encode(issued)], durable=True)
         return made

@@ -69,13 +69,12 @@ def measure(learners: int, labels: int) -> dict[str, float]:
             version = next_version(header, keys)
             header = version.header
             history.append(HistoryRecord(BEGAN_S + VERSION_S * header.number, version))
+        history.close()
         nbytes = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
         tip, counted = HeadRef.of(header.head()), versions * learners
-        plain_s = processor_s(lambda: count_line(HistoryStore(Path(folder)), RUN, 0, tip))
+        plain_s = processor_s(lambda: count_line(history, RUN, 0, tip))
         signatures = Signatures(RUN, 0, verify)
-        checked_s = processor_s(
-            lambda: count_line(HistoryStore(Path(folder)), RUN, 0, tip, signatures=signatures)
-        )
+        checked_s = processor_s(lambda: count_line(history, RUN, 0, tip, signatures=signatures))
     return {
         "labels": counted,
         "bytes_per_label": nbytes / counted,

@@ -137,7 +137,7 @@ async def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
         keeper = HistoryKeeper(RUN, 1, tmp_path, {})
         keeper.begin(versions)
         keeper.close()
-        sizes.append(await asyncio.to_thread((tmp_path / "0000" / "00000000.log").stat))
+        sizes.append(await asyncio.to_thread((tmp_path / "history.db").stat))
     assert sizes[0].st_size == sizes[1].st_size > 0
 
 
@@ -175,8 +175,8 @@ async def test_who_has_others_to_serve_is_asked_again(
     store, head = HistoryStore(tmp_path), versions[-1].header
 
     class Into:
-        async def line(self, fragment: int, tip: HeadRef) -> VersionLine:
-            return store.line(fragment, tip.number, tip.digest)
+        async def line(self, tip: HeadRef) -> VersionLine:
+            return store.line(tip)
 
         async def add(self, records: Sequence[HistoryRecord]) -> None:
             for one in records:
