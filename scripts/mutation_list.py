@@ -125,7 +125,7 @@ def a_minority_elects(patch: Patch) -> None:
 
 @mutation("usurpers", 6, 3, "authority")
 def versions_need_no_proof_of_office(patch: Patch) -> None:
-    patch.set(follower, "holds_office", lambda *arguments: True)
+    patch.set(follower, "office_fault", lambda *arguments: None)
 
 
 @mutation("partition", 2, 60, "stuck", first_seed=7)

@@ -403,6 +403,7 @@ ELSEWHERE = (
     Verdict.BEHIND,
     Verdict.UNKNOWN_BASE,
     Verdict.STALE_BASE,
+    Verdict.OTHER_EPOCH,
 )
 """Words of a syncer whose chain is another than ours, or further."""
 

@@ -37,7 +37,7 @@ from p2pdiloco.core.contributions import ContributionQueue, commit_effect
 from p2pdiloco.core.distrust import NEVER_NOTED, Cause, Distrust, backoff_s
 from p2pdiloco.core.fork_choice import ForkChoice
 from p2pdiloco.core.pending import unsigned
-from p2pdiloco.core.voting import holds_office
+from p2pdiloco.core.voting import office_fault
 from p2pdiloco.util import Machine, direct_members
 
 
@@ -330,8 +330,9 @@ class Follower:
             return VersionFault.CHAIN_MOVED if moved else VersionFault.PARENT_DIFFERS
         if self._context.false_states.builds_on(header):
             return VersionFault.FALSE_STATE
-        if not holds_office(self._context, header, giver, now):
-            return VersionFault.UNELECTED
+        unelected = office_fault(self._context, header, giver, now)
+        if unelected is not None:
+            return unelected
         if not plausible(header, config):
             return VersionFault.IMPLAUSIBLE_TOKENS
         wrong = version_fault(self._chain, header, config) or self._context.repairs.fault(header)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from p2pdiloco.core.api.events import Effect, Persist, Undone, VoteRecord
 from p2pdiloco.core.api.messages import VoteRefused, VoteRequest
 from p2pdiloco.core.api.papers import TwoVotes
-from p2pdiloco.core.api.reasons import MessageFault, VoteRefusal
+from p2pdiloco.core.api.reasons import MessageFault, VersionFault, VoteRefusal
 from p2pdiloco.core.api.types import MAX_VOTES, WHOLE_RUN, Certificate, Head, Vote, VoteBody
 from p2pdiloco.core.api.versions import VersionHeader
 from p2pdiloco.core.candidates import Candidates
@@ -464,8 +464,10 @@ def counting(of: Certificate, voters: Container[str]) -> Certificate:
     return replace(of, votes=tuple(vote for vote in of.votes if vote.body.voter in voters))
 
 
-def holds_office(context: FragmentContext, header: VersionHeader, giver: str, now: float) -> bool:
-    """Tell whether the maker of a child of our head holds the office.
+def office_fault(
+    context: FragmentContext, header: VersionHeader, giver: str, now: float
+) -> VersionFault | None:
+    """Say why the maker of a child of our head does not hold the office; None: it does.
 
     It goes on with its parent's term, or was elected on this branch for a later one: by more than half of the
     seats of its parent's table, whoever is here (a full certificate), or by fewer (a weak one), if no other
@@ -480,24 +482,24 @@ def holds_office(context: FragmentContext, header: VersionHeader, giver: str, no
     if of == (parent.term, parent.syncer):
         first = chain.logged(header.number - config.term_versions)
         over = first is not None and (first.header.term, first.header.syncer) == of
-        return proof is None and not over
+        return VersionFault.UNELECTED if proof is not None or over else None
     if proof is None or header.term <= parent.term:  # an old certificate is one of its own term only
-        return False
+        return VersionFault.UNELECTED
     proof = counting(proof, chain.marks.seats | {header.syncer})
     mine = plan_of(parent, config).topmost, context.index, *of
-    if (proof.group, proof.fragment, proof.term, proof.syncer) != mine:
-        return False
     number, digest = proof.base
-    if number > chain.head.number or chain.digest_of(number) not in (None, digest):
-        return False
+    elsewhere = number > chain.head.number or chain.digest_of(number) not in (None, digest)
+    if (proof.group, proof.fragment, proof.term, proof.syncer) != mine or elsewhere:
+        return VersionFault.UNELECTED
     voted, parts = context.voted(proof)
     post, shared = context.posts[-1], context.shared
     # Where groups have just changed, few seats could be most of their syncers before anybody is known.
     early = parent.groups > 1 and shared.confirmed and post.office.open_s(now) < shared.timing.suspect_s
     full = 2 * voted > parts and not early
-    if not voted or not (full or header.term <= parent.term + MOST_TERMS):
-        return False
-    return _binds_us(context, header, proof, full, giver, now) and are_signed(context, proof)
+    far = not full and header.term > parent.term + MOST_TERMS
+    if not voted or far or not are_signed(context, proof):
+        return VersionFault.UNELECTED
+    return None if _binds_us(context, header, proof, full, giver, now) else VersionFault.OTHER_HOLDER
 
 
 def _binds_us(

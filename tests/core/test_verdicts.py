@@ -238,6 +238,9 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.CHAIN_MOVED: lambda: fetched(odd(number=2)),
     VersionFault.PARENT_DIFFERS: lambda: fetched(odd(parent=bytes(32))),
     VersionFault.UNELECTED: lambda: fetched(odd(elected=None)),
+    VersionFault.OTHER_HOLDER: lambda: fetched(
+        odd(elected=certificate("p1", ("p1",), base=genesis(0).header.digest()))
+    ),
     VersionFault.DIGEST_DIFFERS: another_result,
     VersionFault.FALSE_STATE: lambda: another_result(certain=True),
     VersionFault.WRONG_FRAGMENT: lambda: fetched(odd(codec="fp8")),

@@ -222,6 +222,8 @@ class VersionFault(Reason):
     PARENT_DIFFERS = "parent-differs", True, True
     UNELECTED = "unelected", True, False
     """Version of a syncer that does not show that it holds the office."""
+    OTHER_HOLDER = "other-holder", True, True
+    """Version of a syncer that was elected, where this node counts on another, or hears others."""
     DIGEST_DIFFERS = "digest-differs", True, True
     """Outer step that has another result here than the header states, perhaps by a fault of ours."""
     FALSE_STATE = "false-state"

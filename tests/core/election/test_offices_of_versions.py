@@ -9,7 +9,7 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.types import Certificate
 from p2pdiloco.core.chain import MOST_TERMS
-from p2pdiloco.core.voting import holds_office
+from p2pdiloco.core.voting import office_fault
 
 SEATS = ("me", "p1", "p2", "p3")
 CHAIN = branch(70, learners=SEATS, seats=SEATS)
@@ -35,7 +35,7 @@ def elected(
 
 def taken(solo: Solo, syncer: str, term: int, proof: Certificate | None, giver: str = "p3") -> bool:
     version = child(CHAIN[-1].header, syncer, (syncer,), term, elected=proof)
-    return holds_office(solo.fragment.context, version.header, giver, solo.now)
+    return office_fault(solo.fragment.context, version.header, giver, solo.now) is None
 
 
 @pytest.mark.parametrize(

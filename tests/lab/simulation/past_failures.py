@@ -102,5 +102,11 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         None,
         "contributions of those that were to have a seat left no room for the only seat's in its own inbox",
     ),
+    (
+        223,
+        "wan",
+        3,
+        "a member refused what the syncer gave that it was about to elect, and let it alone for two minutes",
+    ),
     (501, "partition", None, "a holder on whose chain a later term was made versions that nobody could take"),
 )
