@@ -151,7 +151,7 @@ class NodeSource:
             owner=member.run.signed.owner,
             since_s=timeline.since_s,
             join=join_view(member.run, member.peer.transport.addresses()),
-            credits=credit_views(told, snapshot.peer),
+            credits=credit_views(told, snapshot.answered_by),
             at_s=timeline.version_at_s,
         )
         own = own_view(snapshot, timeline, member.meters.link, self._rates, self._controls)
@@ -190,14 +190,14 @@ def own_view(
     return OwnView(
         state=NodeCondition(snapshot.state.replace(" ", "-")),
         rest=snapshot.rest.words if snapshot.rest is not None else "",
-        peer=snapshot.peer,
-        name=snapshot.name,
+        peer=snapshot.answered_by,
+        name=snapshot.me.name,
         device=snapshot.device,
-        inner_step=snapshot.inner_step,
-        tokens_per_s=round(snapshot.tokens_per_s, 1),
-        tokens_total=snapshot.tokens_total,
+        inner_step=snapshot.me.inner_step,
+        tokens_per_s=round(snapshot.me.tokens_per_s, 1),
+        tokens_total=snapshot.me.tokens_total,
         step_time_s=snapshot.step_time_s,
-        loss=snapshot.loss,
+        loss=snapshot.me.loss,
         contributions=_contributions(snapshot, timeline),
         link=_link_view(snapshot, link, rates),
         refusals=snapshot.refusals,
@@ -224,7 +224,7 @@ def _contributions(snapshot: NodeSnapshot, timeline: Timeline) -> ContributionsV
 def _link_view(snapshot: NodeSnapshot, link: LinkCapacity, rates: LinkRates) -> LinkView:
     up, down = rates.of(snapshot.bytes_sent, snapshot.bytes_received)
     return LinkView(
-        reach=snapshot.reach,
+        reach=snapshot.me.reach,
         up_bits_per_s=up,
         down_bits_per_s=down,
         known_up_bits_per_s=_known(link.upload_bits_per_s),

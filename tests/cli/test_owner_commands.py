@@ -31,7 +31,7 @@ from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core.api.config import Amendment, Going, amended, in_force
 from p2pdiloco.core.api.types import Seat, Vouch
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.display.snapshot import NodeSnapshot, PeerRow, StatusReport, status_of
+from p2pdiloco.daemon.display.snapshot import PeerRow, StatusReport
 from p2pdiloco.daemon.notice import Notice, with_word
 from p2pdiloco.daemon.run_files.known_runs import PublishedRun, save_own_addresses
 from p2pdiloco.daemon.run_files.ownership import Ownership
@@ -274,11 +274,18 @@ def test_lost_is_whoever_was_silent_for_a_minute_and_no_other_of_that_name_is_he
 def test_members_lists_seats_with_their_papers_and_then_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = (PeerRow(peer=NEW, name="ada"), PeerRow(peer=KEY, name="joe\x1b", last_seen_s=4.0))
-    report = status_of(
-        NodeSnapshot(name="ada", peer=NEW, run_name="ours", run_id="ab" * 32, state="training")
+    others = (
+        PeerRow(peer=NEW, name="ada", last_seen_s=0.0),
+        PeerRow(peer=KEY, name="joe\x1b", last_seen_s=4.0),
     )
-    report = msgspec.structs.replace(report, members=others, members_total=99)
+    report = StatusReport(
+        answered_by=NEW,
+        run_name="ours",
+        run_id="ab" * 32,
+        state="training",
+        members=others,
+        members_total=99,
+    )
 
     async def standing(*_: Any) -> tuple[StatusReport, wire.Stands]:
         return report, STANDS

@@ -32,6 +32,7 @@ from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LinkCapacity
 from p2pdiloco.daemon.display.snapshot import (
+    SETTLED,
     CourseRow,
     ExcludedRow,
     FragmentRow,
@@ -43,7 +44,6 @@ from p2pdiloco.daemon.display.snapshot import (
     StatusReport,
     decode_status,
     encode_status,
-    status_of,
 )
 from p2pdiloco.daemon.display.timeline import MAX_POINTS, LossPoint, PastEvent, Timeline
 from p2pdiloco.daemon.history import EVERY_S, AskedCredits, believed
@@ -123,10 +123,11 @@ def row(**fields: Any) -> PeerRow:
     return PeerRow(**(kept | fields))
 
 
-def report(**fields: Any) -> StatusReport:
-    snapshot = NodeSnapshot(
-        name="ann",
-        peer="ann",
+def report(more: tuple[PeerRow, ...] = (), **fields: Any) -> StatusReport:
+    made = StatusReport(
+        answered_by="ann",
+        members=(row(peer="ann", name="ann", last_seen_s=0.0),),
+        members_total=1,
         run_name="test",
         run_id="ab" * 32,
         state="training",
@@ -134,10 +135,9 @@ def report(**fields: Any) -> StatusReport:
         run_versions=12,
         clock_s=NOW_S,
     )
-    made: dict[str, Any] = {
-        name: getattr(snapshot, name) for name in NodeSnapshot.__struct_fields__ if name != "peers"
-    }
-    return status_of(NodeSnapshot(**(made | fields)))
+    state = fields.get("state", made.state)
+    me = replace(made.members[0], confirmed=state in SETTLED, learning=state == "training")
+    return replace(made, members=(me, *more), **fields)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,9 @@ def test_who_is_excluded_is_told_once_and_not_as_silent_too() -> None:
 
 def test_whom_loss_audits_of_this_node_expelled_is_counted_by_what_they_have_shown() -> None:
     rows = (row(expelled=LossFinding.HARM), row(expelled=LossFinding.HARM), row())
-    snapshot = NodeSnapshot(name="", peer="ann", run_name="", run_id="", state="training", peers=rows)
+    snapshot = NodeSnapshot(
+        answered_by="ann", members=(row(peer="ann"), *rows), run_name="", run_id="", state="training"
+    )
     view = own_view(snapshot, Timeline(), LinkCapacity(math.inf, math.inf), LinkRates(lambda: 0.0), None)
     assert view.expelled == {LossFinding.HARM: 2}
 
@@ -289,8 +291,8 @@ def test_one_liar_among_three_is_not_believed() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        lambda age: {"peers": (row(last_seen_s=age),)},
-        lambda age: {"peers": (row(merged_age_s=age),)},
+        lambda age: {"more": (row(last_seen_s=age),)},
+        lambda age: {"more": (row(merged_age_s=age),)},
         lambda age: {"heldout_age_s": age},
         lambda age: {"newest": NewestRow(fragment=0, number=3, age_s=age)},
         lambda age: {"clock_s": age},

@@ -296,86 +296,6 @@ class CourseRow(Row, kw_only=True):
     """Number of seats of an open run, in the fragment that has the fewest; None: it is not open."""
 
 
-class NodeSnapshot(Row, kw_only=True):
-    """Everything that the live view of one node shows, taken by the daemon a few times a second."""
-
-    name: Text
-    peer: Text
-    run_name: Text
-    run_id: Text
-    state: NodeState
-    device: Text = ""
-    inner_step: Natural = 0
-    loss: float | None = None
-    loss_history: Annotated[tuple[float, ...], Meta(max_length=MAX_LOSS_HISTORY)] = ()
-    """Training losses, oldest first, evenly thinned."""
-    heldout_loss: float | None = None
-    """Loss of the global parameters Theta on held-out text, nats per token; None: not evaluated yet."""
-    heldout_by: Text = ""
-    """Peer id of the member that measured it."""
-    heldout_age_s: Seconds | None = None
-    """Seconds since it was measured, or heard of."""
-    learner_age_s: float | None = None
-    """Seconds since the learner last said how it is doing; None: it never did."""
-    tokens_per_s: float = 0.0
-    tokens_total: Natural = 0
-    """Tokens trained by this node."""
-    data: DataRow | None = None
-    """Progress in the data; None: no learner of ours reads any (yet)."""
-    step_time_s: float | None = None
-    copied_share: float | None = None
-    """Part of the run's state that is here, while some of it is copied from peers, 0 to 1; else None."""
-    peers: Annotated[tuple[PeerRow, ...], Meta(max_length=MAX_PEER_ROWS)] = ()
-    """Other members, without this node."""
-    peers_total: Natural = 0
-    """Number of other members, with those beyond `peers`' bound."""
-    fragments: Annotated[tuple[FragmentRow, ...], Meta(max_length=MAX_FRAGMENT_ROWS)] = ()
-    """Rows of the fragments, by index."""
-    run_tokens: Natural = 0
-    """Tokens merged, the mean over fragments, as in `CourseRow`."""
-    run_versions: Natural = 0
-    refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REFUSAL_REASONS)] = field(
-        default_factory=dict
-    )
-    """Counts of what peers did wrong, by reason."""
-    recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()
-    """Decisions made last, with their reasons, newest last."""
-    bytes_sent: Natural = 0
-    bytes_received: Natural = 0
-    bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = field(default_factory=dict)
-    """Counters of bulk transfers (`Transfers.counters`)."""
-    reach: Words = ""
-    """Reach of this node, as in `PeerRow`."""
-    thin: bool = False
-    """True: the uplink of this node carries less than an office asks, as in `PeerRow`."""
-    votes: bool = True
-    """True: this node can save a vote, as in `PeerRow`."""
-    link: Line = ""
-    """Reason why the link does not keep up, and what is done about it; empty: it keeps up."""
-    course: CourseRow = CourseRow()
-    """Progress of the run."""
-    start: Grounds | None = None
-    """Grounds on which this node took what it began with; None: it came with that, or started the run."""
-    rest: PauseRow | None = None
-    """Reason why the learner rests by the wish of its machine's owner; None: it does not."""
-    transfer: TransferRow | None = None
-    """Bytes of this month; None: they are not counted (yet)."""
-    excluded: Annotated[tuple[ExcludedRow, ...], Meta(max_length=MAX_EXCLUDED_ROWS)] = ()
-    """Peers of which this node has a proof that they lied."""
-    in_last_merge: bool = False
-    merged_age_s: Seconds | None = None
-    weighs: Share | None = None
-    """Part of this node in the last merges, as in `PeerRow`."""
-    newest: NewestRow | None = None
-    """Version that came last; None: none did since this node started."""
-    curve: Points = ()
-    """Held-out loss over tokens, as far as this node was there."""
-    marks: Events = ()
-    """Faults, elections, and members that came and went."""
-    clock_s: Seconds = 0.0
-    """Seconds since 1970 by this node's clock."""
-
-
 class StatusReport(Row, kw_only=True):
     """Answer to `status`: the run as one node sees it."""
 
@@ -387,99 +307,96 @@ class StatusReport(Row, kw_only=True):
     members: Annotated[tuple[PeerRow, ...], Meta(max_length=MAX_PEER_ROWS + 1)] = ()
     """Members, the answering node first."""
     members_total: Natural = 0
+    """Number of members, with those beyond `members`' bound."""
     fragments: Annotated[tuple[FragmentRow, ...], Meta(max_length=MAX_FRAGMENT_ROWS)] = ()
+    """Rows of the fragments, by index."""
     run_tokens: Natural = 0
     """Tokens merged, the mean over fragments, as in `CourseRow`."""
     run_versions: Natural = 0
     loss: float | None = None
     """Mean training loss over the members that reported one."""
     heldout_loss: float | None = None
+    """Newest loss of the global parameters Theta on held-out text, nats per token, of all members' that the
+    answering node knows of; None: not evaluated yet."""
     heldout_by: Text = ""
-    """Peer id of the member that measured it: the newest loss of all members' that the answering node
-    knows of."""
+    """Peer id of the member that measured it."""
     refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REFUSAL_REASONS)] = field(
         default_factory=dict
     )
+    """Counts of what peers did wrong, by reason."""
     recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()
+    """Decisions made last, with their reasons, newest last."""
     link: Line = ""
-    """Reason why the answering node's link does not keep up, as in `NodeSnapshot`."""
+    """Reason why the answering node's link does not keep up, and what is done about it; empty: it does."""
     data: DataRow | None = None
-    """Progress of the answering node in its data, as in `NodeSnapshot`."""
+    """Progress of the answering node in its data; None: no learner of its reads any (yet)."""
     bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = field(default_factory=dict)
-    """Counters of the answering node's transfers, as in `NodeSnapshot`."""
+    """Counters of the answering node's transfers (`Transfers.counters`)."""
     course: CourseRow = CourseRow()
     """Progress of the run, for the answering node."""
     start: Grounds | None = None
-    """Grounds of the answering node, as in `NodeSnapshot`."""
+    """Grounds on which the answering node took what it began with; None: it came with that, or started the
+    run."""
     heldout_age_s: Seconds | None = None
     """Seconds since the held-out loss was measured, or heard of."""
     rest: PauseRow | None = None
-    """Rest of the answering node, as in `NodeSnapshot`; empty on the wire: only its owner may know."""
+    """Reason why the answering node's learner rests by the wish of its machine's owner; None: it does not.
+    Empty on the wire: only its owner may know."""
     transfer: TransferRow | None = None
-    """Bytes of the answering node, as in `NodeSnapshot`; empty on the wire, too."""
+    """Bytes of this month; None: they are not counted (yet); empty on the wire, too."""
     newest: NewestRow | None = None
+    """Version that came last; None: none did since the answering node started."""
     curve: Points = ()
+    """Held-out loss over tokens, as far as the answering node was there."""
     marks: Events = ()
-    """Version that came last, curve and marks, as in `NodeSnapshot`; their times are by that node's clock."""
+    """Faults, elections, and members that came and went; times are by that node's clock."""
     clock_s: Seconds = 0.0
     """Seconds since 1970 by the answering node's clock."""
     excluded: Annotated[tuple[ExcludedRow, ...], Meta(max_length=MAX_EXCLUDED_ROWS)] = ()
-    """Peers that the answering node excludes."""
+    """Peers of which the answering node has a proof that they lied."""
     proposed: Proposed = ()
     """Seats that wait for the word of the run's owner; empty on the wire, as `rest`."""
 
 
+class NodeSnapshot(StatusReport, kw_only=True):
+    """Everything that a node shows on its own machine, taken a few times a second."""
+
+    device: Text = ""
+    loss_history: Annotated[tuple[float, ...], Meta(max_length=MAX_LOSS_HISTORY)] = ()
+    """Training losses of this node, oldest first, evenly thinned."""
+    learner_age_s: float | None = None
+    """Seconds since the learner last said how it is doing; None: it never did."""
+    step_time_s: float | None = None
+    copied_share: float | None = None
+    """Part of the run's state that is here, while some of it is copied from peers, 0 to 1; else None."""
+    bytes_sent: Natural = 0
+    bytes_received: Natural = 0
+
+    @property
+    def me(self) -> PeerRow:
+        """Row of this node."""
+        return self.members[0]
+
+    @property
+    def peers(self) -> tuple[PeerRow, ...]:
+        """Rows of the other members."""
+        return self.members[1:]
+
+    @property
+    def peers_total(self) -> int:
+        """Number of other members, with those that have no row."""
+        return max(self.members_total, len(self.members)) - 1
+
+
 def status_of(snapshot: NodeSnapshot) -> StatusReport:
-    """Make the status report that a node gives of its run: itself as the first member, then its peers."""
-    me = PeerRow(
-        peer=snapshot.peer,
-        name=snapshot.name,
-        inner_step=snapshot.inner_step,
-        tokens_per_s=snapshot.tokens_per_s,
-        tokens_total=snapshot.tokens_total,
-        last_seen_s=0.0,
-        confirmed=snapshot.state in SETTLED,
-        votes=snapshot.votes,
-        learning=snapshot.state == "training",
-        offices=len(offices_of(snapshot)),
-        loss=snapshot.loss,
-        reach=snapshot.reach,
-        thin=snapshot.thin,
-        in_last_merge=snapshot.in_last_merge,
-        merged_age_s=snapshot.merged_age_s,
-        weighs=snapshot.weighs,
-    )
-    members = (me, *snapshot.peers)
+    """Make the status report that a node gives of its run."""
+    return StatusReport(**{name: getattr(snapshot, name) for name in StatusReport.__struct_fields__})
+
+
+def mean_loss(members: Iterable[PeerRow]) -> float | None:
+    """Compute the mean training loss over those that reported one; None: nobody did."""
     losses = [loss for member in members if (loss := sane_loss(member.loss)) is not None]
-    return StatusReport(
-        run_name=snapshot.run_name,
-        run_id=snapshot.run_id,
-        answered_by=snapshot.peer,
-        state=snapshot.state,
-        members=members,
-        members_total=max(snapshot.peers_total, len(snapshot.peers)) + 1,
-        fragments=snapshot.fragments,
-        run_tokens=snapshot.run_tokens,
-        run_versions=snapshot.run_versions,
-        loss=sum(losses) / len(losses) if losses else None,
-        heldout_loss=snapshot.heldout_loss,
-        heldout_by=snapshot.heldout_by,
-        heldout_age_s=snapshot.heldout_age_s,
-        refusals=snapshot.refusals,
-        recent=snapshot.recent,
-        link=snapshot.link,
-        data=snapshot.data,
-        bulk=snapshot.bulk,
-        course=snapshot.course,
-        start=snapshot.start,
-        rest=snapshot.rest,
-        transfer=snapshot.transfer,
-        newest=snapshot.newest,
-        curve=snapshot.curve,
-        marks=snapshot.marks,
-        clock_s=snapshot.clock_s,
-        excluded=snapshot.excluded,
-    )
+    return sum(losses) / len(losses) if losses else None
 
 
 def sane_loss(loss: float | None) -> float | None:
@@ -487,9 +404,9 @@ def sane_loss(loss: float | None) -> float | None:
     return loss if loss is not None and abs(loss) <= MAX_LOSS else None
 
 
-def offices_of(snapshot: NodeSnapshot) -> list[int]:
-    """List the indices of the fragments whose syncer this node is."""
-    return [row.index for row in snapshot.fragments if row.syncer == snapshot.peer]
+def offices_of(fragments: Iterable[FragmentRow], peer: str) -> list[int]:
+    """List the indices of the fragments whose syncer that peer is."""
+    return [row.index for row in fragments if row.syncer == peer]
 
 
 def excluded_rows(excluded: Excluded, name_of: Callable[[str], str]) -> tuple[ExcludedRow, ...]:

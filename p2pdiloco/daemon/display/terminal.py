@@ -80,12 +80,12 @@ def log_line(snapshot: NodeSnapshot) -> str:
     if snapshot.state == "idle" and snapshot.rest is not None:
         parts = [clean(snapshot.rest.words)]
     parts += [
-        f"step {snapshot.inner_step}",
-        f"loss {loss_text(snapshot.loss)}",
-        f"tokens/s {count(snapshot.tokens_per_s)}",
-        f"peers {_peers_total(snapshot)}",
+        f"step {snapshot.me.inner_step}",
+        f"loss {loss_text(snapshot.me.loss)}",
+        f"tokens/s {count(snapshot.me.tokens_per_s)}",
+        f"peers {snapshot.peers_total}",
         f"versions {versions_text(snapshot.fragments)}",
-        f"syncer of {ranges(offices_of(snapshot))}",
+        f"syncer of {ranges(offices_of(snapshot.fragments, snapshot.answered_by))}",
     ]
     if snapshot.copied_share is not None:
         parts.insert(0, copied_text(snapshot.copied_share))
@@ -101,24 +101,24 @@ def log_fields(snapshot: NodeSnapshot) -> dict[str, object]:
     share = min(1.0, course.tokens / course.schedule_tokens) if course.schedule_tokens else None
     return {
         "state": snapshot.state,
-        "inner_step": snapshot.inner_step,
-        "loss": snapshot.loss,
+        "inner_step": snapshot.me.inner_step,
+        "loss": snapshot.me.loss,
         "heldout_loss": snapshot.heldout_loss,
-        "tokens_per_s": snapshot.tokens_per_s,
+        "tokens_per_s": snapshot.me.tokens_per_s,
         "step_time_s": snapshot.step_time_s,
         "copied_share": snapshot.copied_share,
-        "tokens_total": snapshot.tokens_total,
+        "tokens_total": snapshot.me.tokens_total,
         "run_tokens": snapshot.run_tokens,
         "run_versions": snapshot.run_versions,
-        "peers": _peers_total(snapshot),
+        "peers": snapshot.peers_total,
         "version_min": min(numbers, default=None),
         "version_max": max(numbers, default=None),
-        "offices": offices_of(snapshot),
+        "offices": offices_of(snapshot.fragments, snapshot.answered_by),
         "sent_bytes": snapshot.bytes_sent,
         "received_bytes": snapshot.bytes_received,
         "refusals": snapshot.refusals,
-        "reach": snapshot.reach,
-        "votes": snapshot.votes,
+        "reach": snapshot.me.reach,
+        "votes": snapshot.me.votes,
         "link": snapshot.link,
         "run_share": share,
         "run_left_s": course.left_s,
@@ -161,7 +161,7 @@ def view_lines(snapshot: NodeSnapshot, width: int, height: int) -> list[Text]:
     top = header(snapshot, width, max(2, height - LEAST_BELOW))
     room = max(3, height - 1 - len(top) - 3)
     peers = _peer_blocks(snapshot, width)
-    peers_need = sum(map(len, peers)) + (_peers_total(snapshot) > len(snapshot.peers))
+    peers_need = sum(map(len, peers)) + (snapshot.peers_total > len(snapshot.peers))
     newest = len(folded(clean(snapshot.recent[-1]), width)) if snapshot.recent else 0
     wanted = min(max(2, newest), MOST_RECENT, len(snapshot.recent) + newest)
     recent = _recent_lines(snapshot, width, max(0, min(wanted, room - 2)))
@@ -173,7 +173,7 @@ def view_lines(snapshot: NodeSnapshot, width: int, height: int) -> list[Text]:
     recent = _recent_lines(snapshot, width, max(0, room - fragment_rows - peer_rows))
     lines = [
         *top,
-        title(f"peers ({_peers_total(snapshot)})", width, HELP),
+        title(f"peers ({snapshot.peers_total})", width, HELP),
         *_peer_lines(snapshot, peers, peer_rows),
         *_fragment_lines(snapshot, fragment_rows, columns, width),
     ]
@@ -216,10 +216,6 @@ def title(text: str, width: int, right: str = "") -> Text:
     return Text(head + "─" * max(0, width - len(head) - len(tail)) + tail, style="dim")
 
 
-def _peers_total(snapshot: NodeSnapshot) -> int:
-    return max(snapshot.peers_total, len(snapshot.peers))
-
-
 def _peer_blocks(snapshot: NodeSnapshot, width: int) -> list[list[Text]]:
     return [_peer_block(row, width) for row in snapshot.peers] or [[Text("nobody else so far", style="dim")]]
 
@@ -232,11 +228,11 @@ def _peer_lines(snapshot: NodeSnapshot, blocks: list[list[Text]], rows: int) -> 
     shown = 0
     for block in blocks:
         left = rows - len(lines) - len(block)
-        if left < (_peers_total(snapshot) > shown + 1):
+        if left < (snapshot.peers_total > shown + 1):
             break
         lines += block
         shown += 1
-    more = _peers_total(snapshot) - shown
+    more = snapshot.peers_total - shown
     if more:
         lines.append(Text(f"and {more} more", style="dim"))
     return lines
@@ -282,7 +278,7 @@ def _fragment_lines(snapshot: NodeSnapshot, rows: int, columns: int, width: int)
     lines = [title(words + groups_text(snapshot.fragments), width)]
     if not fragments:
         return [*lines, Text("no state yet", style="dim")]
-    names = peer_names(snapshot.peer, "you", snapshot.peers)
+    names = peer_names(snapshot.answered_by, "you", snapshot.peers)
     used_rows = math.ceil(len(fragments) / columns)
     for row in range(used_rows):
         cells = [_fragment_cell(item, names, width // columns) for item in fragments[row::used_rows]]
@@ -361,27 +357,29 @@ def packed(parts: Iterable[Text], width: int) -> list[Text]:
 def _parts(snapshot: NodeSnapshot) -> dict[str, Text]:
     course = snapshot.course
     parts = {
-        "name": Text.assemble((clean(snapshot.name) or "node", "bold"), f" …{short_peer(snapshot.peer)}"),
+        "name": Text.assemble(
+            (clean(snapshot.me.name) or "node", "bold"), f" …{short_peer(snapshot.answered_by)}"
+        ),
         "run": Text.assemble("run ", (clean(snapshot.run_name), "bold"), f" {clean(snapshot.run_id[:8])}"),
         "state": Text(snapshot.state, STATE_STYLES.get(snapshot.state, "bold yellow")),
         "copied": Text(copied_text(snapshot.copied_share), "bold yellow"),
         "device": Text(clean(snapshot.device)),
         "data": Text(data_text(snapshot.data) if snapshot.data else ""),
-        "step": Text(f"step {snapshot.inner_step}{age_text(snapshot.learner_age_s)}"),
+        "step": Text(f"step {snapshot.me.inner_step}{age_text(snapshot.learner_age_s)}"),
         "loss": Text.assemble(
             "loss ",
-            (loss_text(snapshot.loss, 3), "bold"),
+            (loss_text(snapshot.me.loss, 3), "bold"),
             (f" {sparkline(snapshot.loss_history, CURVE_CELLS)}", "cyan"),
         ),
         "heldout": Text(_heldout(snapshot)),
-        "speed": Text(f"{count(snapshot.tokens_per_s)} tokens/s"),
+        "speed": Text(f"{count(snapshot.me.tokens_per_s)} tokens/s"),
         "pace": Text(f"{duration(snapshot.step_time_s)}/step"),
         "traffic": Text(f"up {size(snapshot.bytes_sent)}, down {size(snapshot.bytes_received)}"),
         **{f"warning {number}": text for number, text in enumerate(_warnings(snapshot))},
         "month": Text(transfer_text(snapshot.transfer) if snapshot.transfer is not None else ""),
         "course": Text(progress_text(course) if course.schedule_tokens else "", "bold"),
         "tokens": Text(
-            f"tokens {count(snapshot.tokens_total)} here, {count(snapshot.run_tokens)} in "
+            f"tokens {count(snapshot.me.tokens_total)} here, {count(snapshot.run_tokens)} in "
             f"{count(snapshot.run_versions)} versions"
         ),
     }
@@ -391,11 +389,11 @@ def _parts(snapshot: NodeSnapshot) -> dict[str, Text]:
 def _warnings(snapshot: NodeSnapshot) -> Sequence[Text]:
     words = [clean(snapshot.rest.words)] if snapshot.rest is not None else []
     words.append(owner_text(snapshot.course))
-    if not snapshot.votes:
+    if not snapshot.me.votes:
         words.append("the disk takes nothing: no vote")
     words.append(clean(snapshot.link))
-    if snapshot.reach not in ("", "direct"):
-        words.append(clean(snapshot.reach))
+    if snapshot.me.reach not in ("", "direct"):
+        words.append(clean(snapshot.me.reach))
     if snapshot.refusals:
         words.append(f"refused {refusals_text(snapshot.refusals)}")
     return [Text(word, "yellow") for word in words]

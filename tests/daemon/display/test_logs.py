@@ -128,7 +128,7 @@ def test_the_last_sentence_of_json_logs_is_json_too(
 
 def test_the_progress_line_has_its_figures_in_fields_with_names_that_are_documented() -> None:
     fields = log_fields(snapshot())
-    assert fields["inner_step"] == snapshot().inner_step and fields["peers"] == len(snapshot().peers)
+    assert fields["inner_step"] == snapshot().me.inner_step and fields["peers"] == len(snapshot().peers)
     documented = (Path(__file__).parents[3] / "docs" / "reference" / "events.md").read_text()
     table = documented.partition("## The log")[2]
     assert [name for name in fields if f"`{name}`" not in table] == []

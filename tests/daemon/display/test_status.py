@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from rich.cells import cell_len
-from view_kit import HOSTILE, ME, empty, fragment_rows, peer_rows, printed, snapshot
+from view_kit import HOSTILE, ME, empty, fragment_rows, peer_rows, printed, snapshot, with_me, with_peers
 
 from p2pdiloco.adapters.data_dir import EventsLog
 from p2pdiloco.cli.status_command import render_status
@@ -93,7 +93,7 @@ def test_status_and_log_say_who_is_excluded_and_why(tmp_path: Path, caplog: pyte
 
 def test_status_of_an_empty_run_and_hostile_words() -> None:
     assert "1 member," in "\n".join(printed(render_status(status_of(empty())), 80))
-    hostile = replace(snapshot(), name=HOSTILE, recent=(HOSTILE,), refusals={HOSTILE: 1})
+    hostile = with_me(replace(snapshot(), recent=(HOSTILE,), refusals={HOSTILE: 1}), name=HOSTILE)
     text = "\n".join(printed(render_status(status_of(hostile)), 80))
     assert "\x1b" not in text and "\r" not in text and "\u202e" not in text
 
@@ -124,7 +124,7 @@ def test_the_largest_ordinary_report_fits_a_control_message() -> None:
     rows = fragment_rows(1024, peers)
     large = 1 << 40
     rows = tuple(replace(row, syncer="p" * 53, number=large, tokens=large, term=large) for row in rows)
-    report = status_of(replace(snapshot(), peers=peers, fragments=rows, recent=("x" * 240,) * 20))
+    report = status_of(with_peers(replace(snapshot(), fragments=rows, recent=("x" * 240,) * 20), peers))
     assert len(encode_status(report)) <= 256 * 1024
     assert decode_status(encode_status(report)) == report
     rows = tuple(
@@ -247,8 +247,10 @@ SNAPSHOTS = {
     "many peers": snapshot(peers=64, fragments=24),
     "many fragments": snapshot(peers=3, fragments=1024, recent=20),
     "no peers": snapshot(peers=0),
-    "losses that blew up": replace(snapshot(), loss=float("nan"), loss_history=(1.0, float("inf"), 2.0)),
-    "wide letters": replace(snapshot(), name="訓練" * 20, recent=("訓練" * 100,)),
+    "losses that blew up": with_me(
+        replace(snapshot(), loss_history=(1.0, float("inf"), 2.0)), loss=float("nan")
+    ),
+    "wide letters": with_me(replace(snapshot(), recent=("訓練" * 100,)), name="訓練" * 20),
 }
 
 
@@ -287,13 +289,13 @@ def test_wide_terminal_shows_more_peers_and_reasons() -> None:
 
 
 def test_crowds_are_counted_and_the_busy_fragments_come_first() -> None:
-    crowd = replace(snapshot(peers=64, fragments=0), peers_total=500)
+    crowd = replace(snapshot(peers=64, fragments=0), members_total=501)
     idle = [replace(row, state="idle", pending="") for row in fragment_rows(100, crowd.peers)]
     idle[77] = replace(idle[77], state="electing")
     text = "\n".join(printed(render(replace(crowd, fragments=tuple(idle))), 80, 24))
     assert "peers (500)" in text and "and 498 more" in text
     assert "fragments (100, the " in text and " 77 v" in text and "electing" in text
-    exactly = replace(snapshot(peers=2), peers_total=3)
+    exactly = replace(snapshot(peers=2), members_total=4)
     assert "and 1 more" in "\n".join(printed(render(exactly), 80, 24))
 
 
@@ -304,9 +306,8 @@ def test_empty_view_says_what_is_missing() -> None:
 
 def test_words_of_peers_cannot_steer_the_terminal() -> None:
     peers = (replace(peer_rows(1)[0], name=HOSTILE),)
-    hostile = replace(
-        snapshot(peers=0), name=HOSTILE, peers=peers, recent=(HOSTILE,), refusals={HOSTILE: 1}, device=HOSTILE
-    )
+    hostile = replace(snapshot(peers=0), recent=(HOSTILE,), refusals={HOSTILE: 1}, device=HOSTILE)
+    hostile = with_peers(with_me(hostile, name=HOSTILE), peers)
     text = "\n".join(printed(render(hostile), 120, 40))
     assert "\x1b" not in text and "\r" not in text and "\u202e" not in text and "\x07" not in text
     assert "[red]" in text
@@ -343,9 +344,9 @@ def test_wording() -> None:
 def test_who_cannot_save_a_vote_is_seen_here_and_by_others() -> None:
     usual = snapshot()
     peers = (replace(usual.peers[0], votes=False), *usual.peers[1:])
-    text = "\n".join(printed(render(replace(usual, peers=peers)), 80, 24))
+    text = "\n".join(printed(render(with_peers(usual, peers)), 80, 24))
     assert text.count("cannot save") == 1 and "no vote" not in text
-    full = replace(usual, votes=False)
+    full = with_me(usual, votes=False)
     assert "the disk takes nothing: no vote" in "\n".join(printed(render(full), 160, 30))
     assert [row.votes for row in status_of(full).members[:2]] == [False, True]
 
@@ -353,31 +354,31 @@ def test_who_cannot_save_a_vote_is_seen_here_and_by_others() -> None:
 def test_whose_work_weighs_little_is_seen() -> None:
     usual = snapshot()
     peers = (replace(usual.peers[0], weighs=0.125), replace(usual.peers[1], weighs=0.96), *usual.peers[2:])
-    text = "\n".join(printed(render(replace(usual, peers=peers)), 120, 50))
+    text = "\n".join(printed(render(with_peers(usual, peers)), 120, 50))
     assert text.count("weighs") == 1 and "weighs 12%" in text
 
 
 def test_who_is_expelled_here_is_seen_and_told() -> None:
     usual = snapshot()
     peers = (replace(usual.peers[0], expelled=LossFinding.HARM), *usual.peers[1:])
-    seen = replace(usual, peers=peers)
+    seen = with_peers(usual, peers)
     assert "\n".join(printed(render(seen), 120, 50)).count("expelled (harm)") == 1
     told = decode_status(encode_status(status_of(seen)))
     assert [row.peer for row in told.members if row.expelled is LossFinding.HARM] == [peers[0].peer]
 
 
 LOUD = replace(
-    snapshot(peers=3),
-    name="a-volunteer-with-a-long-name",
-    votes=False,
+    with_me(snapshot(peers=3), name="a-volunteer-with-a-long-name", votes=False, reach="outbound only"),
     link="1.2 of 3.4 Mbit/s up: contributing to every third version",
-    reach="outbound only",
     course=CourseRow(tokens=372, schedule_tokens=1000, left_s=7200.0, message="please update by Friday"),
     heldout_loss=2.4441,
     heldout_age_s=95.0,
     learner_age_s=42.0,
     recent=("older", "fragment 3: " + "the newest sentence is long and goes on " * 2 + "to its end"),
-    peers=(
+)
+LOUD = with_peers(
+    LOUD,
+    (
         replace(peer_rows(1)[0], confirmed=False, votes=False, thin=True, reach="outbound only"),
         *peer_rows(3)[1:],
     ),
@@ -431,5 +432,5 @@ def test_one_of_something_is_not_several() -> None:
 def test_a_peer_without_a_name_is_known_by_its_id(width: int) -> None:
     shown = snapshot(peers=3, fragments=4)
     peers = tuple(replace(row, name="", reach="outbound only") for row in shown.peers)
-    text = "\n".join(printed(render(replace(shown, peers=peers)), width, 40))
+    text = "\n".join(printed(render(with_peers(shown, peers)), width, 40))
     assert all(f"…{row.peer[-6:]}" in text for row in peers), text

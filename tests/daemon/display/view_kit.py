@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import StringIO
+from typing import Any
 
+from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
-from p2pdiloco.daemon.display.snapshot import DataRow, FragmentRow, NodeSnapshot, PeerRow
+from p2pdiloco.daemon.display.snapshot import DataRow, FragmentRow, NodeSnapshot, PeerRow, mean_loss
 
 ME = "12D3KooWabcdef"
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[red]\u202eevil\r\n"
@@ -48,22 +51,29 @@ def fragment_rows(count: int, peers: tuple[PeerRow, ...]) -> tuple[FragmentRow, 
 
 def snapshot(peers: int = 3, fragments: int = 24, recent: int = 9) -> NodeSnapshot:
     rows = peer_rows(peers)
-    return NodeSnapshot(
-        name="ann",
+    me = PeerRow(
         peer=ME,
+        name="ann",
+        inner_step=1240,
+        tokens_per_s=15_230.0,
+        tokens_total=12_345_678,
+        last_seen_s=0.0,
+        confirmed=True,
+        offices=sum(row.syncer == ME for row in fragment_rows(fragments, rows)),
+        loss=2.3111,
+    )
+    return NodeSnapshot(
+        answered_by=ME,
+        members=(me, *rows),
+        members_total=peers + 1,
         run_name="shakespeare",
         run_id="1a2b3c4d" * 8,
         state="training",
         device="cpu",
-        inner_step=1240,
-        loss=2.3111,
+        loss=mean_loss((me, *rows)),
         loss_history=tuple(5 - 3 * step / 100 for step in range(100)),
-        tokens_per_s=15_230.0,
-        tokens_total=12_345_678,
         step_time_s=0.062,
         data=DataRow(epoch=1, shards=240, begun=57, tokens=12_345_678),
-        peers=rows,
-        peers_total=peers,
         fragments=fragment_rows(fragments, rows),
         run_tokens=34_500_000,
         run_versions=300,
@@ -75,7 +85,19 @@ def snapshot(peers: int = 3, fragments: int = 24, recent: int = 9) -> NodeSnapsh
 
 
 def empty() -> NodeSnapshot:
-    return NodeSnapshot(name="", peer=ME, run_name="", run_id="", state="joining")
+    return NodeSnapshot(
+        answered_by=ME, members=(PeerRow(peer=ME),), members_total=1, run_name="", run_id="", state="joining"
+    )
+
+
+def with_me(of: NodeSnapshot, **changes: Any) -> NodeSnapshot:
+    """The same of a node whose own row is otherwise."""
+    return replace(of, members=(replace(of.me, **changes), *of.peers))
+
+
+def with_peers(of: NodeSnapshot, peers: Sequence[PeerRow]) -> NodeSnapshot:
+    """The same with these other members."""
+    return replace(of, members=(of.me, *peers), members_total=len(peers) + 1)
 
 
 def printed(renderable: RenderableType, width: int, height: int = 24) -> list[str]:
