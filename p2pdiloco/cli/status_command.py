@@ -407,8 +407,8 @@ def _summary(report: StatusReport, names: dict[str, str]) -> Text:
         text.append(
             f"\n{clean(liar.name) or f'…{short_peer(liar.peer)}'} is excluded: {clean(liar.reason)}", "red"
         )
-    if report.link:
-        text.append(f"\n{clean(report.link)}", "yellow")
+    for line in filter(None, (report.doubt, report.link)):
+        text.append(f"\n{clean(line)}", "yellow")
     if report.start is not None:
         text.append(f"\n{answered_by} {clean(report.start.words())}")
     return text.append(f"\nas seen by {answered_by} ({report.state})", "dim")

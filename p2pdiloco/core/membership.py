@@ -515,6 +515,8 @@ class Trial:
         self._since_s = math.inf
         """Time at which the first one came."""
         self._under_way = False
+        self.untried = ""
+        """Reason why the last state that came was taken without a trial; empty: it was tried."""
 
     def poll(self, now: float) -> None:
         """Begin, once all that are on their way are here."""
@@ -533,6 +535,7 @@ class Trial:
     def _over(self, held: tuple[int, ...], answer: Tried | Undone, now: float) -> None:
         self._under_way = False
         passed = isinstance(answer, Undone) or answer.passed
+        self.untried = answer.reason if isinstance(answer, Undone) else ""
         words = f"taken untried: {answer.reason}" if isinstance(answer, Undone) else answer.words
         self._shared.out.record("catchup", None, words, passed=passed, tried=len(held))
         for index in held:

@@ -134,6 +134,11 @@ class Core:
         """Grounds on which we took what we began with; None: we came with it, or started the run."""
         return self._joining.grounds
 
+    @property
+    def untried(self) -> str:
+        """Reason why the last state that came was taken without a trial; empty: none was."""
+        return self._trial.untried
+
     def waits_for(self, now: float) -> str:
         """Say for people what must happen before we are a full member; empty if we are."""
         return self._joining.waits_for(now)

@@ -36,6 +36,7 @@ from p2pdiloco.daemon.display.snapshot import (
     Proposed,
     ProposedSeat,
     StatusReport,
+    counted,
     excluded_rows,
     mean_loss,
     offices_of,
@@ -155,6 +156,7 @@ class Report:
             heldout_age_s=round(now - self._measurements.at_s, 1) if newest else None,
             refusals={reason[:80]: n for reason, n in refusals.most_common(MAX_REFUSAL_REASONS)},
             recent=self._diary.recent,
+            doubt=self._doubt(now)[:240],
             link=self._link_watch.words[:240],
             data=_data_row(status) if status else None,
             bulk=self._traffic.bulk(),
@@ -175,6 +177,17 @@ class Report:
             bytes_sent=self._traffic.sent_bytes,
             bytes_received=self._traffic.received_bytes,
         )
+
+    def _doubt(self, now: float) -> str:
+        words = [f"a state was taken untried: {self._core.untried}"] if self._core.untried else []
+        for chain in (fragment.chain for fragment in self._core.fragments):
+            seats = chain.marks.seats
+            here = seats.intersection((self._diary.me, *self._core.shared.view.confirmed(now)))
+            # In groups each node hears its neighbours only.
+            if chain.header.groups == 1 and 2 * len(here) < len(seats):
+                words.append(f"{len(here)} of {counted(len(seats), 'seat')} of fragment {chain.header.fragment} are here")
+                break
+        return "; ".join(words)
 
     def _own_row(self, fragments: Sequence[FragmentRow]) -> PeerRow:
         me, status, timeline = self._diary.me, self._learner.status, self._diary.timeline

@@ -189,6 +189,7 @@ def own_view(
     state = controls.state() if controls is not None else None
     return OwnView(
         state=NodeCondition(snapshot.state.replace(" ", "-")),
+        doubt=snapshot.doubt,
         rest=snapshot.rest.words if snapshot.rest is not None else "",
         peer=snapshot.answered_by,
         name=snapshot.me.name,

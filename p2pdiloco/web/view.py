@@ -369,6 +369,8 @@ class OwnView(Row, frozen=True, kw_only=True):
     """View of this node that only the owner of the machine sees."""
 
     state: NodeCondition
+    doubt: Line = ""
+    """Reason to doubt what it has, as in `StatusReport`."""
     rest: Line = ""
     """Reason why it makes no steps, such as "idle: on battery since 14:02"; empty: nothing keeps it."""
     peer: Text = ""

@@ -52,7 +52,7 @@ async def test_a_round_moves_everybody_to_the_same_bytes(
         assert torch.equal(one.compute.vault.theta(0), two.compute.vault.theta(0))
         assert one.head().tokens == 6 * 256  # every token once
         seen = one.report.snapshot(0.0)
-        shares = [seen.weighs, *(row.weighs for row in seen.peers)]
+        shares = [seen.me.weighs, *(row.weighs for row in seen.peers)]
         assert shares == [1.0, 1.0], "of two none weighs less"
         assert [row.expelled for row in seen.peers] == [None]
         audits = one.core.shared.loss_audits
@@ -64,6 +64,17 @@ async def test_a_round_moves_everybody_to_the_same_bytes(
 
         await until(lambda: merged() >= 3, "the installs")
         assert merged() == 3
+
+
+async def test_who_has_few_seats_for_company_says_so(tmp_path: Path) -> None:
+    seats = "one", "two", "three", "four", "five"
+    async with Neighbourhood(tmp_path, seats=seats) as around:
+        one = await around.member("one", genesis=True)
+        assert one.report.status(0.0).doubt == "1 of 5 seats of fragment 0 are here"
+        for name in seats[1:3]:
+            await around.member(name)
+        now = asyncio.get_running_loop().time
+        await until(lambda: one.report.status(now()).doubt == "", "three of five")
 
 
 async def test_a_dead_learner_starts_again_from_the_vault(tmp_path: Path) -> None:

@@ -326,6 +326,8 @@ class StatusReport(Row, kw_only=True):
     """Counts of what peers did wrong, by reason."""
     recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()
     """Decisions made last, with their reasons, newest last."""
+    doubt: Line = ""
+    """Reason to doubt that what the answering node has is what all will have; empty: there is none."""
     link: Line = ""
     """Reason why the answering node's link does not keep up, and what is done about it; empty: it does."""
     data: DataRow | None = None

@@ -391,7 +391,7 @@ def _warnings(snapshot: NodeSnapshot) -> Sequence[Text]:
     words.append(owner_text(snapshot.course))
     if not snapshot.me.votes:
         words.append("the disk takes nothing: no vote")
-    words.append(clean(snapshot.link))
+    words += [clean(snapshot.doubt), clean(snapshot.link)]
     if snapshot.me.reach not in ("", "direct"):
         words.append(clean(snapshot.me.reach))
     if snapshot.refusals:

@@ -70,6 +70,7 @@ def test_where_nothing_can_be_measured_it_is_taken_and_that_is_said() -> None:
     effects = solo.answer(ev.TryStates, ev.Undone("no samples are held out here"))
     assert found(effects, ev.CommitVersion)
     assert "taken untried: no samples are held out here" in reasons(effects, "catchup")
+    assert solo.core.untried == "no samples are held out here"
 
 
 def test_a_worse_one_is_not_taken_nor_fetched_again_and_another_of_its_donor_is_tried_later() -> None:

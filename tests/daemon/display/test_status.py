@@ -76,6 +76,12 @@ def test_status_says_how_far_the_run_is_what_its_owner_says_and_how_old_a_loss_i
     assert age_text(300.0) and f"(held-out){age_text(300.0)}" in text
 
 
+def test_a_doubt_is_seen_here_and_by_others() -> None:
+    doubted = replace(snapshot(), doubt="2 of 5 seats of fragment 0 are here")
+    for shown in (render(doubted), render_status(status_of(doubted))):
+        assert doubted.doubt in "\n".join(printed(shown, 120, 50))
+
+
 def test_status_and_log_say_who_is_excluded_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     row = ExcludedRow(peer="12D3liar", name="n3", reason="it signed two versions 41 of fragment 2")
     report = decode_status(encode_status(status_of(replace(snapshot(), excluded=(row,)))))
