@@ -1,8 +1,9 @@
 """The global parameters of a live run, and what the link to one of its peers carries.
 
-Somebody who only asks copies them from seats that the run's owner has named, and trusts each one. Every
-fragment comes from one that says that it holds the newest version, in pieces also from others that hold the
-same one, with the code by which newcomers copy (`bulk.states`). Signatures and digests decide what is taken.
+Somebody who only asks copies them from seats that the run's owner has named. Every fragment comes from one
+that says that it holds the newest version, in pieces also from others that hold the same one, with the code
+by which newcomers copy (`bulk.states`). Signatures and digests decide what is taken, and that at least half
+of the others have that version, as far as they can tell: one seat alone may have made it up.
 Fragments are of the versions that there are when it is their turn. `measured_link` is for `plan --join`.
 """
 
@@ -25,14 +26,16 @@ from p2pdiloco.cli.status_command import Search, visit, visitor
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.values import peer_in
 from p2pdiloco.core.api.events import FetchState
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.types import signed_bytes
-from p2pdiloco.core.api.versions import SignedVersion
+from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission import passes
 from p2pdiloco.daemon.bulk.states import Copying
 from p2pdiloco.daemon.display.logs import TICK_S, Tell, lasting
 from p2pdiloco.daemon.display.snapshot import StatusReport
-from p2pdiloco.daemon.network.discovery import ask
+from p2pdiloco.daemon.history import pull_page
+from p2pdiloco.daemon.network.discovery import ask, ask_status
 from p2pdiloco.daemon.network.reach import MeasuredLink, measure
 from p2pdiloco.daemon.notice import Notice, is_true_notice
 from p2pdiloco.daemon.payloads import Compute
@@ -53,6 +56,7 @@ from p2pdiloco.daemon.run_files.run import (
 )
 from p2pdiloco.daemon.run_files.saved_state import RunResult, result_of
 from p2pdiloco.daemon.run_files.shared_files import fetched_tokenizer
+from p2pdiloco.daemon.wire import PullHistory
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError, clean
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.ports import Transport
@@ -213,6 +217,7 @@ class _ResultCopy:
         with room_for(run.manifest):
             self._vault = Vault.of(run.manifest, run.layouts)
         self._compute = Compute(self._vault, None)
+        self._transport, self._asking = transport, asyncio.Lock()
         self._copying = Copying(self, transport, self._compute, asyncio.get_running_loop().time)
 
     @property
@@ -261,12 +266,37 @@ class _ResultCopy:
                         why = f"…{peer[-6:]}: {error}"[:160]
                         continue
                     version = header.version
+                    if not await self._has_most(peer, version.header):
+                        why = f"…{peer[-6:]}: most other seats do not have its version"
+                        continue
                     expected = version.header.state_digest
                     await self._compute.run(self._vault.commit, fragment, version.header.number, expected)
                     self._whole.add(fragment)
                     return version
                 await asyncio.sleep(RETRY_S * (attempt + 1 < ROUNDS))
         raise UserError(f"nobody gives fragment {fragment} of {self._run.name} ({why})", "try again")
+
+    async def _has_most(self, giver: str, header: VersionHeader) -> bool:
+        """Tell whether at least half of the other seats that can tell have that version, too."""
+        others = [report.answered_by for report in self._reports if report.answered_by != giver]
+        async with self._asking:  # a seat gives one page at a time
+            told = await asyncio.gather(*(self._has(peer, header) for peer in others if header.number))
+        return 2 * told.count(True) >= len(told) - told.count(None)
+
+    async def _has(self, peer: str, header: VersionHeader) -> bool | None:
+        """Tell whether a seat has that version. None: it does not answer, or is too far on to tell."""
+        asked = PullHistory(self._run.id, header.fragment, header.number, header.digest())
+        try:
+            try:
+                return bool(await pull_page(self._transport, peer, asked))
+            except wire.PullRefused as refused:
+                if refused.why is not PullRefusal.NOT_HERE:
+                    raise
+            report, _ = await ask_status(self._transport, peer, self._run.id)
+            row = report.fragments[header.fragment]
+        except (RemoteError, TransportError, IndexError):
+            return None
+        return None if row.number >= header.number + self._run.manifest.group.log_versions else False
 
     def _by_version(self, fragment: int) -> list[str]:
         """Members, those with the most tokens in this fragment first; equals take turns."""

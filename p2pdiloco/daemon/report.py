@@ -181,11 +181,11 @@ class Report:
     def _doubt(self, now: float) -> str:
         words = [f"a state was taken untried: {self._core.untried}"] if self._core.untried else []
         for chain in (fragment.chain for fragment in self._core.fragments):
-            seats = chain.marks.seats
+            seats, fragment = chain.marks.seats, chain.header.fragment
             here = seats.intersection((self._diary.me, *self._core.shared.view.confirmed(now)))
             # In groups each node hears its neighbours only.
             if chain.header.groups == 1 and 2 * len(here) < len(seats):
-                words.append(f"{len(here)} of {counted(len(seats), 'seat')} of fragment {chain.header.fragment} are here")
+                words.append(f"{len(here)} of {counted(len(seats), 'seat')} of fragment {fragment} are here")
                 break
         return "; ".join(words)
 

@@ -18,6 +18,7 @@ from p2pdiloco.adapters.hivemind_net import MAX_REASON, why_unreached
 from p2pdiloco.cli import live_result, status_command
 from p2pdiloco.cli.status_command import NoNodes, Search, Unreachable
 from p2pdiloco.config.settings import BootstrapSettings, StatusSettings
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import NodeState, StatusReport
 from p2pdiloco.daemon.front_door import FrontDoor
@@ -149,6 +150,45 @@ async def test_who_wants_the_result_is_told_once_what_is_waited_for(
     assert line.startswith(f'no run "other" is listed by these peers yet, but test ({RUN[:12]}): waiting')
     monkeypatch.setattr(status_command, "SAY_AFTER_S", 30.0)
     assert await said("") == []
+
+
+HAS, LACKS, AHEAD, BUSY, GONE = "has", "lacks", "ahead", "busy", "gone"
+
+
+@pytest.mark.parametrize(
+    ("others", "is_taken"),
+    [
+        ((), True),
+        ((HAS, LACKS), True),
+        ((HAS, LACKS, LACKS), False),
+        ((LACKS,), False),
+        ((AHEAD, BUSY, GONE), True),
+        ((AHEAD, GONE, LACKS), False),
+    ],
+)
+async def test_a_version_that_most_other_seats_lack_is_nobodys_result(
+    others: tuple[str, ...], is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pull_page(_transport: object, peer: str, asked: wire.PullHistory) -> list[object]:
+        if peer == GONE:
+            raise PeerUnreachable(peer)
+        if peer != HAS:
+            raise wire.PullRefused(PullRefusal.BUSY if peer == BUSY else PullRefusal.NOT_HERE)
+        return [asked]
+
+    async def ask_status(_transport: object, peer: str, _run: str) -> tuple[Any, int]:
+        number = 3 + 16 * (peer == AHEAD)
+        return SimpleNamespace(fragments=(SimpleNamespace(number=number),)), 0
+
+    monkeypatch.setattr(live_result, "pull_page", pull_page)
+    monkeypatch.setattr(live_result, "ask_status", ask_status)
+    group = SimpleNamespace(log_versions=16)
+    copy: Any = object.__new__(live_result._ResultCopy)
+    copy._run, copy._transport = SimpleNamespace(id=RUN, manifest=SimpleNamespace(group=group)), None
+    copy._reports = [SimpleNamespace(answered_by=peer) for peer in ("giver", *others)]
+    copy._asking = asyncio.Lock()
+    header = SimpleNamespace(fragment=0, number=3, digest=lambda: bytes(32))
+    assert await copy._has_most("giver", header) is is_taken
 
 
 OWNER = Identity.from_seed(bytes(32))
