@@ -279,9 +279,10 @@ class WatchedRun:
 class AskedSource:
     """Source of a bootstrap's views.
 
-    A member that answers may be wrong, or lie. So several are asked, and the one in the middle, by merged
-    tokens, is believed: one liar among three is not. What the page shows of the past is kept in the run's
-    folder, for when those that were there from the start are gone.
+    A member that answers may be wrong, or lie. So several are asked, those first that the run file gives a
+    seat, and of these the one in the middle, by merged tokens, is believed: one liar among three is not. What
+    the page shows of the past is kept in the run's folder, for when those that were there from the start are
+    gone.
     """
 
     def __init__(
@@ -362,8 +363,9 @@ class AskedSource:
         except (RemoteError, TransportError) as error:
             logger.debug("members of %s cannot be looked up: %s", run.name, error)
             return
-        # Any of them: in the order of the list, whoever says that it started last would always be asked.
-        for peer, addresses in random.sample(list(members.items()), min(MOST_ASKED, len(members))):
+        # In the order of the list, whoever says that it started last would always be asked.
+        asked, seats = random.sample(list(members.items()), len(members)), run.manifest.admission.seats
+        for peer, addresses in sorted(asked, key=lambda item: item[0] not in seats)[:MOST_ASKED]:
             try:
                 await self._transport.connect(peer, addresses)
                 answer, _ = await ask_status(self._transport, peer, run.id)
@@ -374,10 +376,10 @@ class AskedSource:
             if len(answers) >= ENOUGH:
                 break
         if answers:
-            self._of(run).take(middle_report(answers), time.time())
+            named = [answer for answer in answers if answer.answered_by in seats]
+            self._of(run).take(middle_report(named or answers), time.time())
             here = set(self._transport.connected())
-            asked = [peer for peer in members if peer in here]
-            await self._of(run).credits.look(self._transport, run.id, asked)
+            await self._of(run).credits.look(self._transport, run.id, [p for p in members if p in here])
 
     def _of(self, run: PublishedRun) -> WatchedRun:
         known = self._watched.get(run.id)

@@ -20,7 +20,7 @@ from test_run_view import NOW_S, report
 from web_kit import Shown
 
 from p2pdiloco.adapters.run_store import run_folder
-from p2pdiloco.daemon.display.snapshot import encode_status
+from p2pdiloco.daemon.display.snapshot import CourseRow, encode_status
 from p2pdiloco.daemon.display.timeline import LossPoint, load_timeline
 from p2pdiloco.daemon.network.discovery import ask_status
 from p2pdiloco.errors import RemoteError
@@ -188,14 +188,20 @@ def test_alerts_come_when_they_should_and_not_before(
 # A bootstrap's page among members that lie: who is asked, and what it outlives.
 
 
+MANIFEST = SimpleNamespace(admission=SimpleNamespace(seats=("ann", "ben")))
+
+
 class Run:
-    id, name = "ab" * 32, "test"
+    id, name, manifest = "ab" * 32, "test", MANIFEST
 
 
 class Near:
     """Transport to whom it does not matter."""
 
     async def connect(self, peer: str, addresses: Any) -> None: ...
+
+    def connected(self) -> list[str]:
+        return []
 
 
 async def test_any_members_are_asked_and_a_bug_ends_nothing(
@@ -263,7 +269,7 @@ async def test_what_was_told_gets_old_and_is_kept(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sources, "EVERY_S", 0.0)
     monkeypatch.setattr(sources, "SELDOM_S", 0.0)
     monkeypatch.setattr(sources.time, "time", lambda: NOW_S)
-    run: Any = SimpleNamespace(id=Run.id, name="test", signed=SimpleNamespace(owner="ann"))
+    run: Any = SimpleNamespace(id=Run.id, name="test", signed=SimpleNamespace(owner="ann"), manifest=MANIFEST)
     source = AskedSource(Member(), lambda: [run], tmp_path)  # type: ignore[arg-type]
 
     def pulse() -> Pulse:
@@ -282,6 +288,26 @@ async def test_what_was_told_gets_old_and_is_kept(tmp_path: Path, monkeypatch: p
     with contextlib.suppress(asyncio.CancelledError):
         await watching
     assert load_timeline(run_folder(tmp_path, Run.id)).curve.points == (LossPoint(NOW_S, 0, 3.0),)
+
+
+async def test_of_a_crowd_those_are_believed_that_the_run_file_seats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def listed_members(*_: Any) -> dict[str, tuple[str, ...]]:
+        return {peer: () for peer in (*(f"stranger{number}" for number in range(60)), "ann", "ben")}
+
+    async def ask_status(_: Any, peer: str, run: str) -> Any:
+        if peer == "ben":
+            raise RemoteError("busy")
+        tokens = 1000 if peer == "ann" else 1 << 40
+        return replace(report(course=CourseRow(tokens=tokens)), answered_by=peer), 1
+
+    monkeypatch.setattr(sources, "listed_members", listed_members)
+    monkeypatch.setattr(sources, "ask_status", ask_status)
+    source, run = AskedSource(Near(), list, tmp_path), Run()  # type: ignore[arg-type]
+    await source._ask(run)  # type: ignore[arg-type]
+    known = source._watched[run.id].report
+    assert known is not None and known.answered_by == "ann"
 
 
 async def test_nobody_answers_in_the_name_of_another() -> None:
