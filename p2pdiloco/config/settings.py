@@ -158,15 +158,15 @@ class OwnLimits(Frozen, kw_only=True, forbid_unknown_fields=True):
     max_temperature: Annotated[
         float,
         Meta(ge=0, le=150),
-        LIMITS("Rest while GPU or CPU are hotter, in degrees Celsius."),
+        EXPERT("Rest while GPU or CPU are hotter, in degrees Celsius."),
     ] = 0.0
     max_power: Annotated[
-        float, Meta(ge=0, le=1e5), LIMITS("Rest while the GPUs together draw more, in watts.")
+        float, Meta(ge=0, le=1e5), EXPERT("Rest while the GPUs together draw more, in watts.")
     ] = 0.0
     min_step_s: Annotated[
         float,
         Meta(ge=0, le=60),
-        LIMITS("An inner step takes at least so long, on average: spares the machine."),
+        EXPERT("An inner step takes at least so long, on average: spares the machine."),
     ] = 0.0
 
 
@@ -218,7 +218,7 @@ class NodeSettings(OwnLimits, kw_only=True, forbid_unknown_fields=True):
     ] = ""
     max_memory: Annotated[
         str,
-        LIMITS(
+        EXPERT(
             "Hold at most so many bytes of peers' payloads, such as 2GiB, beside the model itself; default: "
             "as many as come.",
             "SIZE",
