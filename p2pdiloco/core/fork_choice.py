@@ -79,8 +79,6 @@ class ForkChoice:
         """Heads that have support, and are followed though they are lighter than ours, as that has none."""
         self.wanted: dict[str, Head] = {}
         """Heads that are to be followed, by who names them, as of the last look."""
-        self.unproven: dict[str, Head] = {}
-        """Heavier heads whose members do not count, where nothing else is to be followed."""
         self._supported: BoundedDict[Head, int] = BoundedDict()
         """Heads that have, or had, support, and of how many. A copy may take longer than its version is the
         head."""
@@ -115,8 +113,8 @@ class ForkChoice:
 
     def able(self, target: Head) -> list[str]:
         """List who can give that head, or what leads there."""
-        found, above = self.wanted or self.unproven, target.number > self._chain.head.number
-        return [p for p, h in found.items() if h == target or (above and h.number >= target.number)]
+        above = target.number > self._chain.head.number
+        return [p for p, h in self.wanted.items() if h == target or (above and h.number >= target.number)]
 
     def may_follow(self, giver: str, version: Head, now: float) -> bool:
         """Tell whether a version that this peer gave may be taken, if it is sound. A newcomer takes, for the
@@ -237,10 +235,6 @@ class ForkChoice:
         }
         self._look_at_support(set(named.values()), now)
         self.wanted = {peer: head for peer, head in named.items() if self._is_wanted(peer, head)}
-        self.unproven = {}
-        if not (self.wanted or self.begins):
-            others = {peer: head for peer, head in named.items() if not self.counts(peer)}
-            self.unproven = {peer: head for peer, head in others.items() if self._is_heavier(head)}
         return self.wanted
 
     def _look_whether_new(self, now: float) -> None:

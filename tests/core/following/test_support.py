@@ -285,7 +285,9 @@ def test_what_an_excluded_syncer_makes_in_its_term_is_not_taken_of_a_stranger() 
     solo.feed(ev.Tick())
     solo.peers = (*PEERS[1:], "x")
     version = child(ours.header, "p1", ALL, ours.header.term)
-    (pull,) = found(stand(solo, ("x",), version) + solo.wait(3.0), ev.FetchUpdate)
+    effects = stand(solo, ("p2", "p3", "x"), version)
+    while (pull := found(effects, ev.FetchUpdate)[-1]).peer != "x":
+        effects = solo.answer(pull, ev.FetchFailed(FetchFailure.UNREACHABLE)) + solo.wait(3.0)
     effects = solo.answer(pull, ev.UpdateFetched(version, 900))
     assert not found(effects, ev.ApplyUpdate) and reasons(effects, "fork") == ["unelected"]
 
