@@ -12,7 +12,7 @@ from enum import Enum, auto
 from p2pdiloco.core.api.events import AnswerTransfer
 from p2pdiloco.core.api.messages import Closing, Pass
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import MAX_PEERS, Head, Ticket
+from p2pdiloco.core.api.types import Head, Ticket
 from p2pdiloco.core.api.versions import SignedOffer
 from p2pdiloco.core.base import (
     ARRIVAL_INTERVALS,
@@ -650,7 +650,7 @@ class ClosingCalls:
         heads = {peer: view.head(peer, chain.header.fragment) for peer in stay}
         if any(named is not None and named.number >= head for named in heads.values()):
             return False
-        if not any([self._laggards.waits_for(peer, named, chain) for peer, named in heads.items()]):
+        if not any([self._laggards.waits_for(peer, named, chain, now) for peer, named in heads.items()]):
             return False
         wait_s = OUTRUN_INTERVALS * shared.config.inner_steps * shared.median_step_s(now)
         return now < max((held.arrived_s for held in ready), default=self._sent_s) + wait_s
@@ -770,41 +770,28 @@ class ClosingWindow:
         return bound and ready < min(self._needs, self._attendance.quorum(now))
 
 
-IN_VAIN = 3
-"""Versions that wait for a member whose head does not move. A member that has come no further in all that
-time does not take them."""
-MOST = 16
-"""Versions that wait in all for one without a seat."""
-
-
-class _Lag:
-    """Versions that waited for one member."""
-
-    __slots__ = ("at", "number", "vain", "waited")
-
-    def __init__(self) -> None:
-        self.at = self.number = -1
-        self.vain = self.waited = 0
-
-
 class Laggards:
     """Members for which a syncer that would merge alone lets the next version wait.
 
     They have not said that they hold our last version, and may not want it. Without a bound one of them would
-    slow a lone node as much as it can.
+    slow a lone node as much as it can: so it waits for none that has come no further in three versions, nor
+    in more than three for one without a seat.
     """
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._lags: BoundedDict[str, _Lag] = BoundedDict(MAX_PEERS)
+        self._absent = Distrust()
+        self._seen: BoundedDict[str, tuple[int, int]] = BoundedDict()
+        """Of each member its version and ours, as of the last look."""
 
-    def waits_for(self, peer: str, named: Head | None, chain: Chain) -> bool:
+    def waits_for(self, peer: str, named: Head | None, chain: Chain, now: float) -> bool:
         """Tell whether the version after the chain's head waits for that peer, which named this head."""
-        lag = self._lags.setdefault(peer, _Lag())
-        at = named.number if named is not None and chain.knows(named.number, named.digest) else lag.at
-        if at > lag.at:
-            lag.at, lag.vain = at, 0
-        if lag.number != chain.head.number:
-            lag.number = chain.head.number
-            lag.vain, lag.waited = min(lag.vain + 1, IN_VAIN + 1), min(lag.waited + 1, MOST + 1)
-        return lag.vain <= IN_VAIN and (lag.waited <= MOST or self._shared.has_seat(peer))
+        ours = chain.head.number
+        at, looked = self._seen.get(peer, (-1, ours))
+        moved = named is not None and named.number > at and chain.knows(named.number, named.digest)
+        if moved and self._shared.has_seat(peer):
+            self._absent.forgive(peer, Cause.ABSENT, now)
+        elif looked != ours:
+            self._absent.add(peer, Cause.ABSENT, now)
+        self._seen[peer] = named.number if named and moved else at, ours
+        return not self._absent.has(peer, now, Cause.ABSENT)
