@@ -15,8 +15,8 @@ from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Head, Ticket
 from p2pdiloco.core.api.versions import SignedOffer
 from p2pdiloco.core.base import (
-    ARRIVAL_INTERVALS,
     RHYTHM_SHARE,
+    WAITED_INTERVALS,
     WAITED_SHARE,
     Shared,
     answer_bound_s,
@@ -557,10 +557,6 @@ class Attendance:
         return now < self.not_before_s(now) and bool(self.missing(now))
 
 
-OUTRUN_INTERVALS = 8
-"""Sync intervals for which a syncer at most waits for somebody else to hold its last version."""
-
-
 class ClosingCalls:
     """Closing calls of one group's syncer: whose answer is still out, and how long answers take.
 
@@ -625,7 +621,7 @@ class ClosingCalls:
         sync intervals, and no longer than those whose contributions are in are patient with us."""
         shared, config = self._shared, self._shared.config
         step_s = shared.median_step_s(now)
-        until_s = closes_at_s + ARRIVAL_INTERVALS * config.inner_steps * step_s
+        until_s = closes_at_s + WAITED_INTERVALS * config.inner_steps * step_s
         for held in ready:
             if not held.own:
                 took_s, floor_s = held.ready_s - held.arrived_s, shared.timing.answer_floor_s
@@ -652,7 +648,7 @@ class ClosingCalls:
             return False
         if not any([self._laggards.waits_for(peer, named, chain, now) for peer, named in heads.items()]):
             return False
-        wait_s = OUTRUN_INTERVALS * shared.config.inner_steps * shared.median_step_s(now)
+        wait_s = WAITED_INTERVALS * shared.config.inner_steps * shared.median_step_s(now)
         return now < max((held.arrived_s for held in ready), default=self._sent_s) + wait_s
 
     def _add(self, now: float) -> None:
@@ -666,11 +662,6 @@ class ClosingCalls:
         if step_s <= 0:
             return self._shared.timing.answer_floor_s
         return answer_bound_s(self._shared.config.inner_steps, step_s)
-
-
-CALLED_SHARE = 0.6
-"""Share of the window above within which a group that is called closes: the rest is for its merge to
-arrive."""
 
 
 class ClosingWindow:
@@ -723,7 +714,7 @@ class ClosingWindow:
         self._called_by = (sender, call)
         cap_s = self._shared.config.grace_cap_s
         closes_in_s = call.closes_in_s if 0.0 <= call.closes_in_s <= cap_s else cap_s
-        return CALLED_SHARE * closes_in_s
+        return WAITED_SHARE * closes_in_s
 
     def shorten(self, until_s: float) -> None:
         """End it at that time, unless it ends before."""

@@ -55,7 +55,7 @@ ROUND_S = 8.0
 class Run:
     """A swarm that starts with so many members that they fall into groups, and what it did."""
 
-    def __init__(self, members: int, group_size: int, term_versions: int = 3) -> None:
+    def __init__(self, members: int, group_size: int, term_versions: int = 3, **run: Any) -> None:
         groups = -(-members // group_size)
         self.swarm = Swarm(
             config(
@@ -63,6 +63,7 @@ class Run:
                 term_versions=term_versions,
                 genesis_versions=(genesis(0, groups),),
                 seats=OF_SWARM[:members],
+                **run,
             )
         )
         self.peers = [f"m{index}" for index in range(members)]
@@ -119,6 +120,16 @@ def test_a_leaf_syncer_hands_over_one_partial_and_the_root_alone_makes_the_versi
     assert len(leaves) == len(run.header.partials) == len(run.partials), "one level of partials"
     assert sorted(i.contributor.learner for p in leaves for i in p.inputs) == run.peers
     assert run.merges == [tuple(run.peers)], "one version has them all"
+
+
+def test_a_group_whose_learners_send_nothing_is_waited_for_for_an_interval_only() -> None:
+    run = Run(9, 3, term_versions=8, quorum=3)
+    run.round()
+    before, leaf = run.header.number, run.swarm.members["m0"].core.fragments[0].posts.leaf.name
+    cores = {peer: member.core for peer, member in run.swarm.members.items()}
+    run.swarm.contribute(*[p for p, core in cores.items() if core.fragments[0].posts.leaf.name != leaf])
+    run.swarm.run(30.0)
+    assert run.header.number > before
 
 
 def test_as_many_levels_as_the_members_need() -> None:

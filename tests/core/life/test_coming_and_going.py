@@ -776,7 +776,7 @@ def test_the_last_round_waits_for_answers() -> None:
     effects = solo.feed(ev.LeaveRequested()) + solo.wait(1.0)
     assert not found(effects, ev.Merge)
     solo.offer("p2", 2)
-    assert len(found(solo.wait(0.6), ev.Merge)[0].inputs) == 2, "but no longer than half of our time"
+    assert len(found(solo.wait(1.3), ev.Merge)[0].inputs) == 2, "but no longer than our time"
 
 
 def test_what_came_too_late_for_a_round_begins_the_next_one() -> None:
