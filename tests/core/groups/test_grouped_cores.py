@@ -43,7 +43,7 @@ from p2pdiloco.core.api.versions import (
     level_sizes,
 )
 from p2pdiloco.core.chain import plan_of
-from p2pdiloco.core.delegate import ASKED_PER_CHILD
+from p2pdiloco.core.delegate import ASKED_PER_CHILD, LeafElectorate, UpperElectorate
 from p2pdiloco.core.members import Claims
 from p2pdiloco.core.pending import SendState
 from p2pdiloco.core.voting import holds_office
@@ -451,6 +451,22 @@ def test_held_sums_go_when_their_trust_weights_do_not_follow_from_the_chain_any_
     doubted(above.chain)
     above.seat.round.chain_moved(above.swarm.now)
     assert not above.seat.round.inbox.has(above.child)
+
+
+def test_new_groups_count_members_and_groups_that_were_not_heard_of_yet() -> None:
+    """Else each member would be a majority of one, and a syncer of its own."""
+    above = Above()
+    shared, now, timing = above.core.shared, above.swarm.now, above.core.shared.timing
+    roster, plan = above.core.fragments[0].context.roster, plan_of(above.chain.header, above.swarm.config)
+    own, leaf = above.seat.electorate._own_child, plan.leaf_of(shared.me)[1]
+    upper = UpperElectorate(shared, roster, plan, (above.seat.level, above.seat.index), own, now)
+    assert upper.size(now) == len(upper.children) > 1 and not upper.ready(now)
+    assert upper.size(now + timing.settle_s) == 1 and upper.ready(now + timing.settle_s)
+    mates = LeafElectorate(shared, roster, plan, leaf, now)
+    for peer in mates.mates():
+        shared.view.exclude(peer)
+    assert mates.size(now) == len(mates.mates()) > 1
+    assert mates.size(now + timing.suspect_s) == 1 and mates.ready(now + timing.suspect_s)
 
 
 # --- finding the syncers of other groups -------------------------------------------------------------
