@@ -180,14 +180,27 @@ class Trust:
         self._candidates = candidates
         self.suspected: Suspicion | None = None
         """Reason why this one is not counted on, though it is alive; None if it is."""
+        self._stays_term = 0
+        """Term in which others let stay whom we do not count on."""
+        self._rests_until_s = 0.0
 
     def doubt(self, why: Suspicion | None) -> None:
         """Stop counting on it, or (None) count on it again, or on the next."""
         self.suspected = why
 
-    def gone(self, certificate: Certificate, now: float) -> bool:
-        """Tell whether that other peer cannot be in office any more."""
-        return bool(self._gone(certificate, now, ""))
+    def overruled(self, certificate: Certificate, now: float) -> None:
+        """Take in that those that refused us their votes count on it, where we do not. To stand against it
+        again soon would be in vain."""
+        self._rests_until_s = now + self._shared.timing.member_ttl_s
+        self._stays_term = certificate.term
+
+    def stays(self, certificate: Certificate) -> bool:
+        """Tell whether others count on it, and so it stays."""
+        return certificate.term == self._stays_term
+
+    def rests(self, certificate: Certificate | None, now: float) -> bool:
+        """Tell whether to stand against it is in vain for now: others have just let it stay."""
+        return certificate is not None and now < self._rests_until_s and not self._gone(certificate, now, "")
 
     def why_not(self, certificate: Certificate, now: float, candidate: str = "") -> str:
         """Say why the certified syncer cannot be counted on (or is to leave the office to `candidate`); empty
@@ -195,8 +208,11 @@ class Trust:
         return self._seen(certificate, now, candidate) or self._found(certificate.syncer, now)
 
     def _found(self, syncer: str, now: float) -> str:
-        """Say what audits of ours have found against it."""
-        found = self._shared.distrust.has(syncer, now, *OF_OFFICE)
+        """Say what audits of ours have found against it. Without a vote we cannot find out whether others
+        count on it all the same: it is to have our work."""
+        found = self._electorate.decides(self._shared.me, now) and self._shared.distrust.has(
+            syncer, now, *OF_OFFICE
+        )
         return "the syncer is distrusted" if found else ""
 
     def _seen(self, certificate: Certificate, now: float, candidate: str) -> str:

@@ -145,12 +145,11 @@ class Office:
         return self._trust.why_not(self.certificate, now, candidate)
 
     def takes(self, now: float) -> bool:
-        """Tell whether to send to the holder: as long as it is here. If we do not count on it, others may."""
+        """Tell whether to send to the holder: it is counted on, or by so many others that it stays. Then it
+        is to have what it may have lost, or waits for."""
         if self.certificate is None or self.syncer is None:
             return False
-        if self.certificate.syncer == self._shared.me:
-            return self.holding
-        return not self._trust.gone(self.certificate, now)
+        return self._trust.stays(self.certificate) or not self.why_open(now)
 
     def open_s(self, now: float) -> float:
         """Compute for how long nobody was in office, as far as we know."""
@@ -232,7 +231,8 @@ class Office:
             self._turn.opened(now)
         if self._voter.unsaved_votes or not self._candidates.may_stand(now):
             return
-        if self._turn.look(not self._electorate.ready(now), now):
+        rests = not self.term_over() and self._trust.rests(self.certificate, now)
+        if self._turn.look(rests or not self._electorate.ready(now), now):
             self._stand(now, reason)
 
     @property
@@ -382,8 +382,8 @@ class Office:
             candidacy.later(sender, now)
         elif candidacy.refused(sender, now):
             self._lose(now, f"a majority is impossible: {refused.reason}")
-            if refused.reason is VoteRefusal.COUNTED_ON:
-                self._turn.voted(now + self._shared.timing.member_ttl_s)
+            if refused.reason is VoteRefusal.COUNTED_ON and self.certificate is not None:
+                self._trust.overruled(self.certificate, now)
 
     def on_elected(self, sender: str, certificate: Certificate, now: float) -> MessageFault | None:
         """Accept a certificate that our own view bears out. Returns what is wrong with it."""
@@ -452,8 +452,7 @@ class Turn:
         self._open_since_s = self._vacant_since_s = None
 
     def voted(self, until_s: float) -> None:
-        """Pause for another that has our vote, or on which others count: until the office is filled, or that
-        time."""
+        """Pause for another that has our vote: until the office is filled, or that time."""
         self._voted_until_s = until_s
 
     def lost(self, now: float) -> None:

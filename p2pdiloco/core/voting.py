@@ -505,7 +505,7 @@ def _binds_us(
 ) -> bool:
     post = context.posts[-1]
     office, topmost = post.office, post.name == proof.group
-    holder, counted_on = office.syncer, not office.why_open(now)
+    holder, counted_on = office.syncer, office.takes(now)
     said = context.shared.view.head(holder, context.index) if holder else None
     stands = said is not None and (said == header.head() or (full and said.number > header.number))
     if topmost and counted_on:

@@ -85,22 +85,61 @@ def test_a_slow_syncer_is_suspected() -> None:
     assert sent(effects, msg.VoteRequest)
 
 
-def test_who_is_in_office_gets_our_work_again_though_we_suspect_it() -> None:
+def test_who_stays_in_office_though_we_suspect_it_gets_our_work_again() -> None:
     """It may have lost it, in a fork, and wait for it: for others nothing has come too late."""
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
     offer = found(solo.ready(), ev.Offer)[0]
     solo.answer(offer, ev.OfferAnswered(Verdict.IN_ROUND, None))
-    late = (found(solo.wait(0.6), ev.Offer) for _ in range(60))
-    again = next(offers for offers in late if offers)
+    late = (sent(solo.wait(0.6), msg.VoteRequest) for _ in range(60))
+    requests = next(sent for sent in late if sent)
+    again: list[ev.Offer] = []
+    for peer in PEERS:
+        assert not again
+        answer = msg.VoteRefused("all", 0, requests[0].term, 1, solo.head, VoteRefusal.COUNTED_ON)
+        again = found(solo.message(peer, answer) + solo.wait(0.01), ev.Offer)
+        if again:
+            break
     assert [(o.peer, o.signed.header.stamp) for o in again] == [("p1", offer.signed.header.stamp)]
     assert solo.fragment.office.why_open(solo.now) == str(Suspicion.NO_VERSION), "and may be voted away"
 
 
+def outvoted_for(solo: Solo, seconds: float) -> list[float]:
+    """Everybody else counts on p1, which says that it has our work and makes nothing of it. Returns when we
+    stood against it."""
+    stood: dict[int, float] = {}
+    effects, until_s = solo.ready(), solo.now + seconds
+    while solo.now < until_s:
+        for offer in found(effects, ev.Offer):
+            solo.answer(offer, ev.OfferAnswered(Verdict.IN_ROUND, None))
+        effects = solo.wait(0.6)
+        for term in {asked.term for asked in sent(effects, msg.VoteRequest)} - set(stood):
+            stood[term] = solo.now
+            for peer in PEERS:
+                answer = msg.VoteRefused("all", 0, term, 1, solo.head, VoteRefusal.COUNTED_ON)
+                effects += solo.message(peer, answer)
+    return list(stood.values())
+
+
+def test_who_was_outvoted_in_this_term_gives_its_work_at_once_when_it_suspects_again() -> None:
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    stood = outvoted_for(solo, 40.0)
+    assert len(stood) > 2 and all(b - a >= Timing().member_ttl_s for a, b in itertools.pairwise(stood))
+    solo.announce(child(solo.fragment.chain.header, "p1", ("p2",)))
+    assert not solo.fragment.office.why_open(solo.now)
+    solo.fragment.office.suspect(Suspicion.NO_VERSION)
+    assert solo.fragment.office.takes(solo.now)
+    solo.elect("p1", term=solo.fragment.office._terms.next())
+    solo.fragment.office.suspect(Suspicion.NO_VERSION)
+    assert not solo.fragment.office.takes(solo.now), "anew in each term"
+
+
 @pytest.mark.parametrize("why", ["distrusted", "expelled"])
-def test_who_is_in_office_gets_our_work_though_we_found_something_against_it(why: str) -> None:
-    """What this node alone found moves nobody else."""
+def test_who_stays_in_office_though_we_found_something_against_it_gets_our_work(why: str) -> None:
+    """What this node alone found moves nobody else: then it stands no more for a while, and goes on."""
     solo = Solo(config(1, loss_audits=0.5, update_codec="bf16"), PEERS)
     solo.learn()
     solo.elect("p1")
@@ -108,18 +147,23 @@ def test_who_is_in_office_gets_our_work_though_we_found_something_against_it(why
         expels(solo, "p1")
     else:
         solo.core.shared.distrust.add("p1", Cause.FALSE, solo.now)
-    assert [offer.peer for offer in found(solo.ready(), ev.Offer)] == ["p1"]
-    assert solo.fragment.office.why_open(solo.now), "and may be voted away"
-    stood = dict[int, float]()
-    for _ in range(40):
-        for asked in sent(solo.wait(0.5), msg.VoteRequest):
-            stood.setdefault(asked.term, solo.now)
+    offers, terms = found(solo.ready(), ev.Offer), set[int]()
+    assert not offers
+    for _ in range(12):
+        effects = solo.wait(0.5)
+        for term in {asked.term for asked in sent(effects, msg.VoteRequest)} - terms:
+            terms.add(term)
             for peer in PEERS:
-                no = msg.VoteRefused("all", 0, asked.term, 1, solo.head, VoteRefusal.COUNTED_ON)
-                solo.message(peer, no)
-    times = list(stood.values())
-    assert len(times) > 1 and all(b - a >= Timing().member_ttl_s for a, b in itertools.pairwise(times))
-    assert sent(request(solo, "p2", max(stood) + 1), msg.VoteGranted)
+                answer = msg.VoteRefused("all", 0, term, 1, solo.head, VoteRefusal.COUNTED_ON)
+                effects += solo.message(peer, answer)
+        offers += found(effects, ev.Offer)
+        if offers and not solo.head.number:
+            solo.announce(child(solo.fragment.chain.header, "p1", ("p2",)))  # a version does not end it
+    assert len(terms) == 1 and offers[0].peer == "p1"
+    assert solo.fragment.office.takes(solo.now) and solo.fragment.office.why_open(solo.now)
+    assert sent(request(solo, "p2", max(terms) + 1), msg.VoteGranted), "and may be voted away"
+    again = solo.elect("p1", term=max(terms) + 3)
+    assert not found(again, ev.Offer) and not solo.fragment.office.takes(solo.now), "anew in each term"
 
 
 def test_who_has_no_seat_gives_its_work_to_a_syncer_that_it_distrusts() -> None:
@@ -130,6 +174,27 @@ def test_who_has_no_seat_gives_its_work_to_a_syncer_that_it_distrusts() -> None:
     assert not solo.core.shared.has_seat("me")
     solo.core.shared.distrust.add("p1", Cause.FALSE, solo.now)
     assert [offer.peer for offer in found(solo.ready(), ev.Offer)] == ["p1"]
+
+
+def test_who_stood_in_vain_stands_in_its_turn_once_the_term_is_over() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    solo.core.shared.distrust.add("p1", Cause.FALSE, solo.now)
+
+    def stood(s: float) -> set[int]:
+        terms = set[int]()
+        for _ in range(round(2 * s)):
+            new = {asked.term for asked in sent(solo.wait(0.5), msg.VoteRequest)} - terms
+            terms |= new
+            for term in new:
+                for peer in PEERS:
+                    solo.message(peer, msg.VoteRefused("all", 0, term, 1, solo.head, VoteRefusal.COUNTED_ON))
+        return terms
+
+    assert len(stood(6.0)) == 1, "the others count on it"
+    for _ in range(solo.config.term_versions):
+        solo.announce(child(solo.fragment.chain.header, "p1", ("me", *PEERS)))
+    assert stood(6.0), "there is nobody to count on"
 
 
 def test_one_who_says_it_is_not_in_office_is_believed_the_second_time() -> None:
