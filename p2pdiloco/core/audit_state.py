@@ -19,8 +19,6 @@ from p2pdiloco.core.api.reasons import LossFinding
 from p2pdiloco.core.distrust import Cause, Distrust, backoff_s
 from p2pdiloco.util import BoundedDict
 
-MAX_WAITING = 8
-"""Number of accusers that are heard at one time."""
 WAIT_S = 120.0
 """Time for which an accusation waits for the version to come here, and for its turn."""
 
@@ -42,8 +40,7 @@ class Accusations:
     def hears(self, accuser: str, now: float) -> bool:
         """Tell whether an accusation of that member would be taken."""
         self._expire(now)
-        room = accuser not in self._waiting and len(self._waiting) < MAX_WAITING
-        return room and not self._distrust.has(accuser, now, Cause.ACCUSED_IN_VAIN)
+        return accuser not in self._waiting and not self._distrust.has(accuser, now, Cause.ACCUSED_IN_VAIN)
 
     def take(self, accusation: Accusation, now: float) -> bool:
         """Let an accusation wait. Tell whether it is the first one of its subject."""
@@ -198,7 +195,6 @@ def stakes(money: Money) -> float:
     return sum(money) / len(money)
 
 
-MAX_LEARNERS = 256
 HARMS = -0.1
 HELPS = 0.2
 
@@ -229,7 +225,7 @@ class Accounts:
     """
 
     def __init__(self) -> None:
-        self._accounts: BoundedDict[str, Account] = BoundedDict(MAX_LEARNERS)
+        self._accounts: BoundedDict[str, Account] = BoundedDict()
 
     def add(self, learner: str, ratio: float, same_data: bool, odd: bool = False) -> LossFinding | None:
         """Take a measurement in. Returns what is shown by now. `odd`: by the chain the learner's work agrees

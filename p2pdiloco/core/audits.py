@@ -26,7 +26,6 @@ from p2pdiloco.core.api.reasons import AuditOutcome
 from p2pdiloco.core.api.types import LEAST_SCORE, WHOLE_RUN, Contributor, MergeLimits, Ticket, weight_of
 from p2pdiloco.core.api.versions import (
     ALL_AT,
-    NONE_AT,
     PartialLabel,
     PartOfTree,
     Plan,
@@ -403,7 +402,7 @@ class LossAuditor:
     def _audited(self, header: VersionHeader, learner: str, answer: LossAudited, now: float) -> None:
         """Take in what was measured, and draw the conclusion."""
         shared, audits = self._shared, self._shared.loss_audits
-        odd = self._context.chain.marks.mean(learner).agreement <= NONE_AT
+        odd = self._context.chain.marks.mean(learner).agreement <= 0
         ratio = audits.end(learner, answer.theirs, answer.ours, answer.same_data, answer.took_s, now, odd)
         words = f"a contribution to version {header.number} "
         words += "was not measured" if ratio is None else f"does {ratio:.2f} of what ours does"

@@ -361,13 +361,15 @@ class Guidance:
 
 WAITED_SHARE = 0.75
 """Share of a time that a round may wait: of the sync interval, H inner steps, for answers to its closing
-call; of the patience of those that are in, for payloads on their way. A merge and a version follow."""
+call; of the patience of those that are in, for payloads on their way; of the window above, or of the time
+that leaving may take. A merge and a version follow."""
 
 RHYTHM_SHARE = 0.5
 """Share of the time that the fastest learner takes for H inner steps: no round begins sooner after a
 version."""
-ARRIVAL_INTERVALS = 16
-"""Sync intervals for which a round that no majority is in waits for payloads that are on their way."""
+WAITED_INTERVALS = 16
+"""Sync intervals for which a round that no majority is in waits for payloads that are on their way, or for
+somebody else to hold its syncer's last version."""
 
 
 class AnswerTime:

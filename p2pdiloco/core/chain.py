@@ -191,6 +191,10 @@ then."""
 LATELY_VERSIONS = 32
 """Versions since a learner's newest merged contribution in which it counts as one that takes part, and is
 waited for after the death of all."""
+WITHIN_VERSIONS = 8
+"""Versions by which an accused one may be behind our head, or ahead of it, within which a false one is
+repaired, and for which a partial merge may not know of new seats: others have those in their logs, and what
+they merged."""
 
 
 class Marks:
@@ -524,10 +528,6 @@ MOST_TERMS = 1 << 16
 MOST_VERSIONS = 1 << 40
 MOST_TOKENS = MAX_CONTRIBUTORS * COUNTED_UNITS * (1 + MOST_GAP) * MOST_GROWTH
 """Limit of what one version adds to a chain's tokens, as a multiple of version 0's unit."""
-PARTIAL_VERSIONS = 16
-"""Versions for which a partial merge may be under way and not know of new seats."""
-MANY_PARTS = 32
-"""Number of contributors from which on it pays to remember what follows from them."""
 
 
 class Scale(Struct, frozen=True):
@@ -630,18 +630,16 @@ def scale_after(chain: Chain, contributors: tuple[Contributor, ...], config: Cor
     return Scale(tokens, unit, _next_reach(chain.header, contributors, config))
 
 
-_known_numbers: list[tuple[VersionHeader, tuple[Contributor, ...], tuple[int, int]]] = []
+_known_numbers: list[tuple[VersionHeader, tuple[Contributor, ...], CoreConfig, tuple[int, int]]] = []
 
 
 def _counted(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> tuple[int, int]:
     """Compute (tokens, unit) of the next version. In a simulator thousands of nodes ask the same."""
-    if len(parts) < MANY_PARTS:
-        return _count(chain, parts, config)
-    for known, merged, answer in _known_numbers:
-        if known is chain.header and merged is parts:
+    for known, merged, run, answer in _known_numbers:
+        if known is chain.header and merged is parts and run is config:
             return answer
     answer = _count(chain, parts, config)
-    _known_numbers[:] = [*_known_numbers[1 - REMEMBERED :], (chain.header, parts, answer)]
+    _known_numbers[:] = [*_known_numbers[1 - REMEMBERED :], (chain.header, parts, config, answer)]
     return answer
 
 
@@ -735,8 +733,8 @@ def _votes_so(chain: Chain, part: Contributor) -> bool:
     if part.votes == (part.learner in chain.marks.seats):
         return True
     seat = chain.marks.seat(part.learner)
-    news = max(seat.since, seat.ended) if seat and seat.place else -PARTIAL_VERSIONS
-    return chain.header.groups > 1 and news + PARTIAL_VERSIONS > chain.header.number
+    news = max(seat.since, seat.ended) if seat and seat.place else -WITHIN_VERSIONS
+    return chain.header.groups > 1 and news + WITHIN_VERSIONS > chain.header.number
 
 
 # --- what a version states --------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from p2pdiloco.core.api.reasons import Suspicion, VersionFault
 from p2pdiloco.core.api.types import Certificate, Contributor, Reach
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader, parse_group
 from p2pdiloco.core.base import Shared
-from p2pdiloco.core.chain import Chain, plan_of
+from p2pdiloco.core.chain import WITHIN_VERSIONS, Chain, plan_of
 from p2pdiloco.core.roster import Roster
 from p2pdiloco.errors import invariant
 from p2pdiloco.util import BoundedDict
@@ -400,11 +400,6 @@ class FalseStates:
         for accusation in shared.accusations.of(subject.digest()):
             shared.accusations.settled(accusation)
         shared.excluded.found(Accusation(subject, shared.me, shared.sign("accusation", subject)))
-
-
-WITHIN_VERSIONS = 8
-"""Versions by which an accused one may be behind our head, or ahead of it, and within which a false one is
-repaired: others have those in their logs, and what they merged."""
 
 
 class Repairs:

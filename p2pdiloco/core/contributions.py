@@ -397,6 +397,7 @@ MOST_MISSES = 3
 MOST_AHEAD = 4
 """Versions that a syncer can be ahead of us where we take in its versions one by one. It may say that it is
 further, so that none counts as made since."""
+LEFT_OUT = "the syncer leaves out of its versions what it says that it has"
 ELSEWHERE = (
     Verdict.ALREADY_MERGED,
     Verdict.OVERLAP,
@@ -453,8 +454,9 @@ class Withheld:
             return False
         self._misses, self._from = self._misses + 1, None
         if self._misses >= MOST_MISSES and pending.peer == office.syncer:
-            self._context.shared.distrust.add(pending.peer, Cause.FALSE, now)
-            office.suspect(Suspicion.LEFT_OUT)
+            shared, self._misses = self._context.shared, 0
+            shared.distrust.add(pending.peer, Cause.FALSE, now)
+            shared.out.record("suspicion", header.fragment, LEFT_OUT, syncer=pending.peer)
         return True
 
     def refused(self, pending: Pending, verdict: Verdict, now: float) -> None:

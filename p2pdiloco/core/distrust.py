@@ -159,7 +159,7 @@ class Cause(Enum):
     ACCUSED_IN_VAIN = 1, 600.0
     """Nothing came of an accusation of the peer's."""
     ABSENT = 3, math.inf
-    """A round called the peer, and waited for it in vain."""
+    """A round called the peer, or a version waited for it, in vain."""
     GAVE_NOTHING = 1, 2.0
     """The peer did not give what it names as its head, or gave something false."""
 

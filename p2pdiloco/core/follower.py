@@ -5,7 +5,6 @@ Rules: docs/protocol/belief.md, sections 3 and 8; docs/protocol/proofs.md, secti
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
@@ -107,12 +106,6 @@ class Follower:
         self._has_spare = False
         self.held: tuple[str, SignedVersion, tuple[Watermark, ...]] | None = None
         """State in the spare copy that is to be tried before it is taken: its donor, version and table."""
-        self._unproven = False
-        """True: what is under way was named by nobody who counts, and is not here yet."""
-        mine = hashlib.sha256(f"{context.shared.me}/{context.index}".encode()).digest()
-        self._first_asked = int.from_bytes(mine[:4], "big")
-        """Place in the order of equal holders at which we begin: else all would ask the same one, and wait
-        for it."""
         self._attempts = 0
         self._retry_at_s = self._asked_s = 0.0
         self._need_state = False
@@ -139,14 +132,13 @@ class Follower:
         """Time at which to try again; None: nothing to wait for."""
         if self.state is not FollowState.RESTING or self._spare.busy:
             return None
-        first_s = self._doubts.first_s(self.heads.wanted or self.heads.unproven)
+        first_s = self._doubts.first_s(self.heads.wanted)
         apart_s = self.heads.deadline()
         return earliest((apart_s, None if first_s is None else max(first_s, self._retry_at_s)))
 
     def behind(self, now: float) -> bool:
-        """Tell whether something heavier is known, or on its way here, that somebody who counts has named."""
-        under_way = self.state is not FollowState.RESTING and not self._unproven
-        return under_way or self._best(now) is not None
+        """Tell whether something heavier is known, or on its way here."""
+        return self.state is not FollowState.RESTING or self._best(now) is not None
 
     def _best(self, now: float) -> Head | None:
         """Find the heaviest head to follow of which a holder is not in doubt."""
@@ -163,14 +155,9 @@ class Follower:
         if self._spare.busy or now < self._retry_at_s:
             return
         target = self._best(now)
-        if target is None and not self.heads.wanted:
-            self._try_unproven(now)
         if target is None:
             return
-        holders = sorted(self._doubts.open(self.heads.able(target), now))
-        # Who cannot be dialled is spared, and perhaps not to be had.
-        holders = [p for p in holders if self._shared.view.dialable(p)] or holders
-        peer = holders[(self._first_asked + target.number + self._attempts) % len(holders)]
+        peer = self._shared.rng.choice(sorted(self._doubts.open(self.heads.able(target), now)))
         self._asked_s = now
         distance = target.number - self._chain.head.number
         far = not 0 < distance <= self._shared.config.log_versions
@@ -193,16 +180,6 @@ class Follower:
         self._shared.out.record(
             "catchup", self._fragment, f"left alone: {VersionFault.UNSUPPORTED}", peer=peer
         )
-
-    def _try_unproven(self, now: float) -> None:
-        """Ask for one version of a chain that nobody who counts has named: its maker may count."""
-        unproven = self.heads.unproven
-        holders = sorted(self._doubts.open(unproven, now))
-        if holders:
-            peer = holders[self._attempts % len(holders)]
-            self._asked_s, self._unproven = now, True
-            number = min(unproven[peer].number, self._chain.head.number + 1)
-            self._pull(FollowSignal.PULL_UPDATE, FetchUpdate(self._fragment, number, peer))
 
     def _pull(self, signal: FollowSignal, effect: FetchUpdate | FetchState) -> None:
         self._machine.go(signal)
@@ -236,7 +213,7 @@ class Follower:
         self._machine.go(FollowSignal.DONE)
         if self._has_spare:
             self._spare.free()
-        self._has_spare = self._unproven = False
+        self._has_spare = False
         self._attempts = 0 if ok else self._attempts + 1
         self._retry_at_s = now + backoff_s(self._shared.timing.retry_s, self._attempts)
         if ok:
@@ -278,7 +255,6 @@ class Follower:
             return
         if not self._has_spare:
             self._take_spare()
-        self._unproven = False
         steps, own = header.longest_steps(), self._auditor.own_part(header)
         step = ApplyUpdate(
             self._fragment,
@@ -301,9 +277,8 @@ class Follower:
             self.heads.compared(version.header.digest())
 
     def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
-        forked = fault.forked and not self._unproven
         if fault.innocent:
-            if forked:
+            if fault.forked:
                 self._unless_supported(peer, now)
             elif fault is VersionFault.CHAIN_MOVED and self._asked_at == self._chain.head.digest:
                 # It is another than was asked for, or a sibling of ours that is no proof.
@@ -311,7 +286,7 @@ class Follower:
             self._done(now, ok=False)
         else:
             self._disappointed(peer, True, now)
-        self._need_state = self._need_state or forked
+        self._need_state = self._need_state or fault.forked
 
     def _why_not(self, version: SignedVersion, giver: str, now: float) -> VersionFault | None:
         header = version.header

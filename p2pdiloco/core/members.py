@@ -19,8 +19,6 @@ one."""
 NEWCOMERS_A_BEAT = 256
 """Limit of peers without a seat that get our heartbeat at one time: more than a group has. Of more, each has
 its turn."""
-NAMES_A_BEAT = 1
-"""Limit of listed peers without a seat, never heard, that are tried at a heartbeat: each costs a dial."""
 
 
 class KnownPeer:
@@ -363,7 +361,7 @@ class View:
                 names.append((member.tried_s, peer))
             else:
                 newcomers.append((member.tried_s, peer))
-        greet += [peer for _, peer in [*sorted(newcomers)[:NEWCOMERS_A_BEAT], *sorted(names)[:NAMES_A_BEAT]]]
+        greet += [peer for _, peer in [*sorted(newcomers)[:NEWCOMERS_A_BEAT], *sorted(names)[:1]]]
         for peer in greet:
             self._members[peer].tried_s = now
         return greet

@@ -29,7 +29,7 @@ from p2pdiloco.core.api.messages import Leaving, Progress
 from p2pdiloco.core.api.reasons import MessageFault, Suspicion
 from p2pdiloco.core.api.types import REACH_WORDS, WHOLE_RUN, Head
 from p2pdiloco.core.api.versions import MemberList, is_group, leaf_index
-from p2pdiloco.core.base import Shared
+from p2pdiloco.core.base import WAITED_SHARE, Shared
 from p2pdiloco.core.candidates import ranking
 from p2pdiloco.core.capacity import asked_bits_per_s
 from p2pdiloco.core.chain import LATELY_VERSIONS, LOOK_EVERY_S, Chain
@@ -542,11 +542,6 @@ class Trial:
             self._fragments[index].follower.tried(passed, now)
 
 
-GATHER_SHARE = 0.5
-"""Share of the time that leaving may take, during which a round of ours waits for answers. A merge, and
-perhaps another round, follow."""
-
-
 class Departure:
     """Way from the operator's wish to `Left`, in bounded time.
 
@@ -569,7 +564,7 @@ class Departure:
         if self._leave_by_s is not None:
             return False
         leave_s = self._shared.timing.leave_s
-        self._shared.leave(now + GATHER_SHARE * leave_s)
+        self._shared.leave(now + WAITED_SHARE * leave_s)
         self._leave_by_s = now + leave_s
         alone = not self._shared.view.live(now)
         for fragment in self._fragments:

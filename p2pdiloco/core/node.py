@@ -14,7 +14,7 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import CoreConfig, Restored
 from p2pdiloco.core.api.events import AnswerTransfer, Effect, Release, VoteRecord
 from p2pdiloco.core.api.reasons import MessageFault, Reason, Verdict
-from p2pdiloco.core.api.types import WHOLE_RUN, Crypto
+from p2pdiloco.core.api.types import MAX_PEERS, WHOLE_RUN, Crypto
 from p2pdiloco.core.api.versions import is_group
 from p2pdiloco.core.base import Notices, Shared
 from p2pdiloco.core.fork_choice import Grounds
@@ -23,8 +23,6 @@ from p2pdiloco.core.membership import Departure, Heartbeats, Joining, Trial
 from p2pdiloco.core.proofs import Gossip, Hearing
 from p2pdiloco.core.round import Round
 from p2pdiloco.errors import invariant
-
-MAX_TRANSFERS = 4096
 
 
 class Core:
@@ -341,7 +339,7 @@ class Core:
             self._refuse_offer(event, header.fragment, Verdict.OTHER_RUN)
         elif event.sender in self._shared.excluded:
             self._refuse_offer(event, header.fragment, Verdict.EXCLUDED)
-        elif len(self._transfers) >= MAX_TRANSFERS:
+        elif len(self._transfers) >= MAX_PEERS:
             self._refuse_offer(event, header.fragment, Verdict.FULL)
         else:
             fragment = self._at(header.fragment)

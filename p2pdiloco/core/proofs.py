@@ -16,15 +16,12 @@ from p2pdiloco.core.api.messages import Message, Progress, Proven, Said, Stated
 from p2pdiloco.core.api.papers import Word, paper_bytes
 from p2pdiloco.core.api.reasons import MessageFault
 from p2pdiloco.core.base import Shared
-from p2pdiloco.core.context import WITHIN_VERSIONS
+from p2pdiloco.core.chain import WITHIN_VERSIONS
 from p2pdiloco.core.distrust import STATEMENTS
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.seating import NO_SEAT, stands
 from p2pdiloco.util import BoundedDict
 
-AGAIN_S = 4.0
-"""Time until a peer that does not exclude whom we exclude is told again: doubled every time, up to 16 times
-this."""
 MOST_TOLD = 16
 """Proofs and words that a peer is told at one go; and listed peers, beside those to which we talk, that are
 told of a new one."""
@@ -102,16 +99,16 @@ class Gossip:
             return
         if self._shared.view.progress(sender) is None:
             return
-        state = said, message.confirmed
-        again_s, pause_s, before = self._told.get(sender, (now, AGAIN_S, state))
+        state, first_s = (said, message.confirmed), self._shared.timing.suspect_s
+        again_s, pause_s, before = self._told.get(sender, (now, first_s, state))
         if state[1] and not before[1]:
-            again_s = min(again_s, now + AGAIN_S)
-            self._told[sender] = again_s, AGAIN_S, state
+            again_s = min(again_s, now + first_s)
+            self._told[sender] = again_s, first_s, state
         if now < again_s:
             return
         if state != before:
-            pause_s = AGAIN_S
-        self._told[sender] = now + pause_s, min(2 * pause_s, 16 * AGAIN_S), state
+            pause_s = first_s
+        self._told[sender] = now + pause_s, min(2 * pause_s, 16 * first_s), state
         if said:
             self._shared.notices.greet(sender)  # it need not hear us otherwise
         news = [*map(telling, self._excluded.proofs), *map(Said, self._shared.papers.said.values())]
@@ -124,9 +121,10 @@ class Gossip:
         proof = self._excluded.proof_of(sender)
         if proof is None:
             return False
-        again_s, pause_s, _ = self._told.get(sender, (now, AGAIN_S, (0, False)))
+        first_s = self._shared.timing.suspect_s
+        again_s, pause_s, _ = self._told.get(sender, (now, first_s, (0, False)))
         if now >= again_s:
-            self._told[sender] = now + pause_s, min(2 * pause_s, 16 * AGAIN_S), (0, False)
+            self._told[sender] = now + pause_s, min(2 * pause_s, 16 * first_s), (0, False)
             self._refuse(sender, MessageFault.EXCLUDED)
             self._shared.out.send(sender, telling(proof))
         return True
@@ -278,7 +276,6 @@ class Hearing:
         return news and shared.accusations.hears(accuser, now)
 
 
-MAX_CULPRITS = 16
 FEWEST = 2
 """Least number of members whose word excludes somebody."""
 
@@ -296,7 +293,7 @@ class Agreement:
     """
 
     def __init__(self) -> None:
-        self._authors: BoundedDict[str, frozenset[str]] = BoundedDict(MAX_CULPRITS)
+        self._authors: BoundedDict[str, frozenset[str]] = BoundedDict()
 
     def has(self, statement: Statement) -> bool:
         """Tell whether its author's word on that member is counted."""

@@ -35,9 +35,6 @@ from p2pdiloco.core.members import Derived
 from p2pdiloco.core.seating import LINK_PLACES, NO_SEAT, Seating, deputies, is_next
 from p2pdiloco.util import BoundedDict
 
-MAX_SAID = 64
-"""Words of one seat that a node holds."""
-
 
 class Papers:
     """Papers that this node holds: of every peer the owner's newest word, what seats say of it, and its
@@ -85,7 +82,7 @@ class Papers:
         author, known = paper.signatures[0][0], self.words.get(paper.peer)
         if paper.turn:
             known = self.said.get((author, paper.peer))
-            if known is None and sum(by == author for by, _ in self.said) >= MAX_SAID:
+            if known is None and sum(by == author for by, _ in self.said) >= MAX_PAPERS:
                 return False
         if known is None or paper.order != known.order:
             return known is None or paper.order > known.order

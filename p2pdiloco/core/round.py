@@ -12,11 +12,11 @@ from enum import Enum, auto
 from p2pdiloco.core.api.events import AnswerTransfer
 from p2pdiloco.core.api.messages import Closing, Pass
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import MAX_PEERS, Head, Ticket
+from p2pdiloco.core.api.types import Head, Ticket
 from p2pdiloco.core.api.versions import SignedOffer
 from p2pdiloco.core.base import (
-    ARRIVAL_INTERVALS,
     RHYTHM_SHARE,
+    WAITED_INTERVALS,
     WAITED_SHARE,
     Shared,
     answer_bound_s,
@@ -557,10 +557,6 @@ class Attendance:
         return now < self.not_before_s(now) and bool(self.missing(now))
 
 
-OUTRUN_INTERVALS = 8
-"""Sync intervals for which a syncer at most waits for somebody else to hold its last version."""
-
-
 class ClosingCalls:
     """Closing calls of one group's syncer: whose answer is still out, and how long answers take.
 
@@ -625,7 +621,7 @@ class ClosingCalls:
         sync intervals, and no longer than those whose contributions are in are patient with us."""
         shared, config = self._shared, self._shared.config
         step_s = shared.median_step_s(now)
-        until_s = closes_at_s + ARRIVAL_INTERVALS * config.inner_steps * step_s
+        until_s = closes_at_s + WAITED_INTERVALS * config.inner_steps * step_s
         for held in ready:
             if not held.own:
                 took_s, floor_s = held.ready_s - held.arrived_s, shared.timing.answer_floor_s
@@ -650,9 +646,9 @@ class ClosingCalls:
         heads = {peer: view.head(peer, chain.header.fragment) for peer in stay}
         if any(named is not None and named.number >= head for named in heads.values()):
             return False
-        if not any([self._laggards.waits_for(peer, named, chain) for peer, named in heads.items()]):
+        if not any([self._laggards.waits_for(peer, named, chain, now) for peer, named in heads.items()]):
             return False
-        wait_s = OUTRUN_INTERVALS * shared.config.inner_steps * shared.median_step_s(now)
+        wait_s = WAITED_INTERVALS * shared.config.inner_steps * shared.median_step_s(now)
         return now < max((held.arrived_s for held in ready), default=self._sent_s) + wait_s
 
     def _add(self, now: float) -> None:
@@ -666,11 +662,6 @@ class ClosingCalls:
         if step_s <= 0:
             return self._shared.timing.answer_floor_s
         return answer_bound_s(self._shared.config.inner_steps, step_s)
-
-
-CALLED_SHARE = 0.6
-"""Share of the window above within which a group that is called closes: the rest is for its merge to
-arrive."""
 
 
 class ClosingWindow:
@@ -723,7 +714,7 @@ class ClosingWindow:
         self._called_by = (sender, call)
         cap_s = self._shared.config.grace_cap_s
         closes_in_s = call.closes_in_s if 0.0 <= call.closes_in_s <= cap_s else cap_s
-        return CALLED_SHARE * closes_in_s
+        return WAITED_SHARE * closes_in_s
 
     def shorten(self, until_s: float) -> None:
         """End it at that time, unless it ends before."""
@@ -770,41 +761,28 @@ class ClosingWindow:
         return bound and ready < min(self._needs, self._attendance.quorum(now))
 
 
-IN_VAIN = 3
-"""Versions that wait for a member whose head does not move. A member that has come no further in all that
-time does not take them."""
-MOST = 16
-"""Versions that wait in all for one without a seat."""
-
-
-class _Lag:
-    """Versions that waited for one member."""
-
-    __slots__ = ("at", "number", "vain", "waited")
-
-    def __init__(self) -> None:
-        self.at = self.number = -1
-        self.vain = self.waited = 0
-
-
 class Laggards:
     """Members for which a syncer that would merge alone lets the next version wait.
 
     They have not said that they hold our last version, and may not want it. Without a bound one of them would
-    slow a lone node as much as it can.
+    slow a lone node as much as it can: so it waits for none that has come no further in three versions, nor
+    in more than three for one without a seat.
     """
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._lags: BoundedDict[str, _Lag] = BoundedDict(MAX_PEERS)
+        self._absent = Distrust()
+        self._seen: BoundedDict[str, tuple[int, int]] = BoundedDict()
+        """Of each member its version and ours, as of the last look."""
 
-    def waits_for(self, peer: str, named: Head | None, chain: Chain) -> bool:
+    def waits_for(self, peer: str, named: Head | None, chain: Chain, now: float) -> bool:
         """Tell whether the version after the chain's head waits for that peer, which named this head."""
-        lag = self._lags.setdefault(peer, _Lag())
-        at = named.number if named is not None and chain.knows(named.number, named.digest) else lag.at
-        if at > lag.at:
-            lag.at, lag.vain = at, 0
-        if lag.number != chain.head.number:
-            lag.number = chain.head.number
-            lag.vain, lag.waited = min(lag.vain + 1, IN_VAIN + 1), min(lag.waited + 1, MOST + 1)
-        return lag.vain <= IN_VAIN and (lag.waited <= MOST or self._shared.has_seat(peer))
+        ours = chain.head.number
+        at, looked = self._seen.get(peer, (-1, ours))
+        moved = named is not None and named.number > at and chain.knows(named.number, named.digest)
+        if moved and self._shared.has_seat(peer):
+            self._absent.forgive(peer, Cause.ABSENT, now)
+        elif looked != ours:
+            self._absent.add(peer, Cause.ABSENT, now)
+        self._seen[peer] = named.number if named and moved else at, ours
+        return not self._absent.has(peer, now, Cause.ABSENT)

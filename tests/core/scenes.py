@@ -136,11 +136,6 @@ def without_ours(
     return effects
 
 
-def left_out() -> list[ev.Effect]:
-    """Our work is in none of six versions by who says that it has it."""
-    return without_ours(held_by_p1(), 6)
-
-
 def due_again(solo: Solo, learner: str, transfer: int) -> list[ev.Effect]:
     """Its work came too late for the last version, or was copied out long before it."""
     mark = solo.fragment.chain.marks.stamp(learner)

@@ -27,7 +27,7 @@ from kit import (
     vote,
 )
 from refusal_rows import ELSEWHERE, GROUP, LEAF, PAYLOAD, Below, Effects, too_many, unsound, verdicts
-from scenes import FORGED_STATEMENTS, left_out, shown_a_lie
+from scenes import FORGED_STATEMENTS, shown_a_lie
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
@@ -471,7 +471,6 @@ def turned_away_twice() -> Effects:
 
 SUSPICIONS: dict[Suspicion, Callable[[], Effects]] = {
     Suspicion.NO_VERSION: nothing_comes_of_it,
-    Suspicion.LEFT_OUT: left_out,
     Suspicion.NOT_IN_OFFICE: turned_away_twice,
     Suspicion.RESTARTED: lambda: given_work()[0].hear("p1", incarnation=2),
 }

@@ -20,10 +20,10 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import Amendment, Going, in_force
 from p2pdiloco.core.api.events import Persist, RetireSlot, UpdateRecord, VoteRecord
 from p2pdiloco.core.api.messages import Message, Progress
-from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.api.types import ContributionHeader, Reach
 from p2pdiloco.core.capacity import LEAST_BYTES, TELL_EVERY_S, Meter, UplinkMeter
 from p2pdiloco.core.chain import founding
+from p2pdiloco.core.contributions import LEFT_OUT
 from p2pdiloco.core.node import Core
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco_lab.simulation.lineage import Displacement, HashCrypto, PartialSum, Resumed
@@ -299,7 +299,7 @@ class Host:
         self.world.trace.decision(self.now, self.peer, text, effect.fragment, effect.fields)
         if effect.kind == "excluded" and self.liar is None:
             self.world.exclusion.excluded(self, str(dict(effect.fields)["peer"]))
-        if effect.kind == "suspicion" and effect.reason == str(Suspicion.LEFT_OUT):
+        if effect.kind == "suspicion" and effect.reason == LEFT_OUT:
             self.world.exclusion.said_to_leave_out(self, str(dict(effect.fields)["syncer"]))
 
     # --- contributions -------------------------------------------------------------------------------

@@ -308,7 +308,6 @@ class Suspicion(Reason):
 
     NO_VERSION = "no-version", "no version in time"
     """Syncer that holds a contribution, or a partial merge, and makes no version of it."""
-    LEFT_OUT = "left-out", "the syncer leaves out of its versions what it says that it has"
     NOT_IN_OFFICE = "not-in-office", "the syncer says that it is not in office"
     RESTARTED = "restarted", "the syncer was restarted"
 

@@ -540,9 +540,9 @@ class MemberList:
 
 USUAL = 1024
 """Agreement of a usual learner, as a mean."""
-NONE_AT, ALL_AT = 0, USUAL // 6
-"""Mean agreement up to which a learner has the least weight, and from which on it has all, a sixth of the
-usual: an honest learner whose data are quite different from the others' has as much (docs/results.md)."""
+ALL_AT = USUAL // 6
+"""Mean agreement from which on a learner has all of the weight, up to 0 it has the least: a sixth of the
+usual, an honest learner whose data are quite different from the others' has as much (docs/results.md)."""
 BEGINS = ALL_AT // 2
 """Mean agreement of a newcomer: half of the weight."""
 MOST = 2 * ALL_AT
@@ -602,8 +602,7 @@ class Mean(Struct, frozen=True):
 
 def trust_of(agreement: int) -> int:
     """Compute the trust weight, of `FULL_TRUST`, of a learner with that mean agreement."""
-    share = min(max(agreement - NONE_AT, 0), ALL_AT - NONE_AT)
-    return LEAST_TRUST + (FULL_TRUST - LEAST_TRUST) * share // (ALL_AT - NONE_AT)
+    return LEAST_TRUST + (FULL_TRUST - LEAST_TRUST) * min(max(agreement, 0), ALL_AT) // ALL_AT
 
 
 def in_means(score: int) -> int:

@@ -15,10 +15,11 @@ from p2pdiloco.core import audit_state
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import LossFinding, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Contributor, Stamp
-from p2pdiloco.core.api.versions import NONE_AT, Mean
-from p2pdiloco.core.audit_state import FAILED_REST_S, MAX_LEARNERS, Accounts, LossAudits, ratio_of
+from p2pdiloco.core.api.versions import Mean
+from p2pdiloco.core.audit_state import FAILED_REST_S, Accounts, LossAudits, ratio_of
 from p2pdiloco.core.chain import Marks
 from p2pdiloco.core.distrust import OF_OFFICE, Distrust
+from p2pdiloco.util import MOST_NOTED
 
 Effects = list[ev.Effect]
 PEERS = ("p1", "p2", "p3")
@@ -132,14 +133,14 @@ def test_whose_work_does_harm_is_refused_and_gets_no_vote() -> None:
     assert refusal(request(solo, "p1", term=2)) is VoteRefusal.DISTRUSTED
 
 
-@pytest.mark.parametrize("agreement", [NONE_AT, NONE_AT + 1])
+@pytest.mark.parametrize("agreement", [0, 1])
 def test_harm_to_ours_counts_only_against_who_agrees_with_nobody(
     agreement: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Honest work on data of one's own may harm ours, but goes where others go, too."""
     monkeypatch.setattr(Marks, "mean", lambda _marks, _learner: Mean(agreement, 9))
     effects = expelled(node(), same_data=False)
-    assert reasons(effects, "expelled") == [str(LossFinding.HARM)] * (agreement <= NONE_AT)
+    assert reasons(effects, "expelled") == [str(LossFinding.HARM)] * (agreement <= 0)
 
 
 def test_a_syncer_takes_nothing_of_it() -> None:
@@ -254,7 +255,7 @@ def test_a_contribution_is_measured_by_ours(
 
 def test_the_accounts_is_bounded() -> None:
     book = Accounts()
-    for index in range(MAX_LEARNERS + 10):
+    for index in range(MOST_NOTED + 10):
         book.add(f"p{index}", -1.0, True)
-    assert book.audits("p0") == 0 and book.audits(f"p{MAX_LEARNERS}") == 1
-    assert book.doubt("p0") == 1.0 < book.doubt(f"p{MAX_LEARNERS}")
+    assert book.audits("p0") == 0 and book.audits(f"p{MOST_NOTED}") == 1
+    assert book.doubt("p0") == 1.0 < book.doubt(f"p{MOST_NOTED}")

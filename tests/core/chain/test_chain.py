@@ -262,8 +262,8 @@ def test_all_strangers_together_count_a_quarter_of_what_the_seats_do() -> None:
 def test_who_votes_is_said_rightly() -> None:
     seats = {
         "ended": Seat(1, 1, ended=9),
-        "ending": Seat(2, 1, ended=90),
-        "new": Seat(3, 90),
+        "ending": Seat(2, 1, ended=95),
+        "new": Seat(3, 95),
         "old": Seat(4, 1),
         "s": None,
     }
@@ -451,11 +451,11 @@ def test_who_states_the_limits_of_many_for_a_version_of_few_is_refused() -> None
 
 def test_a_long_header_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand simulated nodes ask it of one header that names ten thousand."""
-    chain, parts = start(), work(*[40] * 50)
+    chain, parts, of = start(), work(*[40] * 50), run()
     asked: list[str] = []
     usual = Marks.number
     monkeypatch.setattr(Marks, "number", lambda self, who: asked.append(who) or usual(self, who))
-    assert {scale.scale_after(chain, parts, run()).tokens for _ in range(3)} == {2000}
+    assert {scale.scale_after(chain, parts, of).tokens for _ in range(3)} == {2000}
     assert len(asked) == 50
 
 

@@ -12,7 +12,7 @@ from p2pdiloco.core.api.types import NEVER, Contributor, Seat, Stamp, Watermark
 from p2pdiloco.core.api.versions import EPOCHS_TRIED, SignedVersion, VersionHeader, leaf_index, next_plan
 from p2pdiloco.core.chain import (
     AWAKE_VERSIONS,
-    PARTIAL_VERSIONS,
+    WITHIN_VERSIONS,
     Chain,
     Marks,
     founding,
@@ -106,7 +106,7 @@ def test_a_version_with_a_leafs_partial_without_a_seat_is_refused() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize("age", [PARTIAL_VERSIONS - 1, PARTIAL_VERSIONS])
+@pytest.mark.parametrize("age", [WITHIN_VERSIONS - 1, WITHIN_VERSIONS])
 @pytest.mark.parametrize("ended", [False, True])
 def test_who_has_a_seat_is_said_by_an_earlier_table_for_some_versions_in_groups(
     groups: int, age: int, ended: bool
@@ -118,4 +118,4 @@ def test_who_has_a_seat_is_said_by_an_earlier_table_for_some_versions_in_groups(
     part = replace(part, trust=chain.marks.mean("a").trust(part.score))
     assert rightly_stated(chain, replace(part, votes=not ended))
     earlier = rightly_stated(chain, replace(part, votes=ended))
-    assert earlier is (groups > 1 and age < PARTIAL_VERSIONS)
+    assert earlier is (groups > 1 and age < WITHIN_VERSIONS)

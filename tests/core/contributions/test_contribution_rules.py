@@ -29,7 +29,7 @@ from p2pdiloco.core.api.reasons import FetchFailure, Suspicion, Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, SignedContribution, Stamp, Watermark
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import Chain, Witnesses
-from p2pdiloco.core.contributions import ELSEWHERE, MOST_AHEAD, MOST_MISSES
+from p2pdiloco.core.contributions import ELSEWHERE, LEFT_OUT, MOST_AHEAD, MOST_MISSES
 from p2pdiloco.core.distrust import OF_OFFICE
 from p2pdiloco.core.pending import (
     IN_MEMORY,
@@ -561,7 +561,7 @@ def test_whoever_leaves_our_work_out_time_and_again_gets_no_vote_of_ours() -> No
     effects = without_ours(solo, 2 * MOST_MISSES - 1)
     assert not reasons(effects, "suspicion") and not solo.core.shared.distrust.has("p1", solo.now, *OF_OFFICE)
     assert len(found(effects, ev.Offer)) == MOST_MISSES - 1, "offered again after each miss"
-    assert reasons(without_ours(solo, 1), "suspicion") == [str(Suspicion.LEFT_OUT)]
+    assert reasons(without_ours(solo, 1), "suspicion") == [LEFT_OUT]
     assert solo.core.shared.distrust.has("p1", solo.now, *OF_OFFICE)
     assert not found(effects, ev.RetireSlot), "nothing of it is lost"
 
@@ -574,7 +574,7 @@ def test_whoever_says_so_again_before_each_version_gets_no_more_time_by_it() -> 
         own = solo.fragment.own
         own._withheld.acknowledged(own._queue[0], solo.head)
         effects += without_ours(solo, 1)
-    assert reasons(effects, "suspicion") == [str(Suspicion.LEFT_OUT)]
+    assert reasons(effects, "suspicion") == [LEFT_OUT]
 
 
 def test_the_version_that_was_in_the_making_is_no_miss() -> None:
@@ -592,7 +592,7 @@ def test_whoever_says_that_it_is_far_ahead_is_found_all_the_same() -> None:
     solo = held_by_p1()
     far = replace(solo.head, number=1 << 40)
     effects = without_ours(solo, MOST_MISSES * (MOST_AHEAD + 2), head=far)
-    assert reasons(effects, "suspicion") == [str(Suspicion.LEFT_OUT)]
+    assert reasons(effects, "suspicion") == [LEFT_OUT]
 
 
 def test_a_syncer_that_had_to_drop_it_says_so_and_is_not_suspected() -> None:

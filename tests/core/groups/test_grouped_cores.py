@@ -43,7 +43,7 @@ from p2pdiloco.core.api.versions import (
     level_sizes,
 )
 from p2pdiloco.core.chain import plan_of
-from p2pdiloco.core.delegate import ASKED_PER_CHILD
+from p2pdiloco.core.delegate import ASKED_PER_CHILD, LeafElectorate, UpperElectorate
 from p2pdiloco.core.members import Claims
 from p2pdiloco.core.pending import SendState
 from p2pdiloco.core.voting import office_fault
@@ -55,7 +55,7 @@ ROUND_S = 8.0
 class Run:
     """A swarm that starts with so many members that they fall into groups, and what it did."""
 
-    def __init__(self, members: int, group_size: int, term_versions: int = 3) -> None:
+    def __init__(self, members: int, group_size: int, term_versions: int = 3, **run: Any) -> None:
         groups = -(-members // group_size)
         self.swarm = Swarm(
             config(
@@ -63,6 +63,7 @@ class Run:
                 term_versions=term_versions,
                 genesis_versions=(genesis(0, groups),),
                 seats=OF_SWARM[:members],
+                **run,
             )
         )
         self.peers = [f"m{index}" for index in range(members)]
@@ -119,6 +120,16 @@ def test_a_leaf_syncer_hands_over_one_partial_and_the_root_alone_makes_the_versi
     assert len(leaves) == len(run.header.partials) == len(run.partials), "one level of partials"
     assert sorted(i.contributor.learner for p in leaves for i in p.inputs) == run.peers
     assert run.merges == [tuple(run.peers)], "one version has them all"
+
+
+def test_a_group_whose_learners_send_nothing_is_waited_for_for_an_interval_only() -> None:
+    run = Run(9, 3, term_versions=8, quorum=3)
+    run.round()
+    before, leaf = run.header.number, run.swarm.members["m0"].core.fragments[0].posts.leaf.name
+    cores = {peer: member.core for peer, member in run.swarm.members.items()}
+    run.swarm.contribute(*[p for p, core in cores.items() if core.fragments[0].posts.leaf.name != leaf])
+    run.swarm.run(30.0)
+    assert run.header.number > before
 
 
 def test_as_many_levels_as_the_members_need() -> None:
@@ -441,6 +452,22 @@ def test_held_sums_go_when_their_trust_weights_do_not_follow_from_the_chain_any_
     doubted(above.chain)
     above.seat.round.chain_moved(above.swarm.now)
     assert not above.seat.round.inbox.has(above.child)
+
+
+def test_new_groups_count_members_and_groups_that_were_not_heard_of_yet() -> None:
+    """Else each member would be a majority of one, and a syncer of its own."""
+    above = Above()
+    shared, now, timing = above.core.shared, above.swarm.now, above.core.shared.timing
+    roster, plan = above.core.fragments[0].context.roster, plan_of(above.chain.header, above.swarm.config)
+    own, leaf = above.seat.electorate._own_child, plan.leaf_of(shared.me)[1]
+    upper = UpperElectorate(shared, roster, plan, (above.seat.level, above.seat.index), own, now)
+    assert upper.size(now) == len(upper.children) > 1 and not upper.ready(now)
+    assert upper.size(now + timing.settle_s) == 1 and upper.ready(now + timing.settle_s)
+    mates = LeafElectorate(shared, roster, plan, leaf, now)
+    for peer in mates.mates():
+        shared.view.exclude(peer)
+    assert mates.size(now) == len(mates.mates()) > 1
+    assert mates.size(now + timing.suspect_s) == 1 and mates.ready(now + timing.suspect_s)
 
 
 # --- finding the syncers of other groups -------------------------------------------------------------

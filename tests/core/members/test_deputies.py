@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.papers import RECOVERY_FROM, TwoVotes, Word
+from p2pdiloco.core.api.papers import MAX_PAPERS, RECOVERY_FROM, TwoVotes, Word
 from p2pdiloco.core.api.reasons import MessageFault
-from p2pdiloco.core.roster import MAX_SAID
 from p2pdiloco.core.seating import TURNS
 
 END = said("p4", "p1", seated=False)
@@ -71,11 +70,11 @@ def test_what_is_no_word_of_a_seat_is_not_held(heard: Word, fault: list[MessageF
 
 def test_a_seat_has_room_for_so_many_words() -> None:
     solo = node()
-    for number in range(MAX_SAID + 9):
+    for number in range(MAX_PAPERS + 9):
         tells(solo, said(f"x{number}", "p1"))
     tells(solo, said("x0", "p2"))
     held = solo.core.shared.papers.said
-    assert sum(author == "p1" for author, _ in held) == MAX_SAID and ("p2", "x0") in held
+    assert sum(author == "p1" for author, _ in held) == MAX_PAPERS and ("p2", "x0") in held
 
 
 def test_a_word_that_can_change_nothing_any_more_is_forgotten() -> None:

@@ -43,7 +43,7 @@ from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.evidence import Accusation, FalseVersion, Refutation
 from p2pdiloco.core.api.papers import TwoVotes
 from p2pdiloco.core.api.reasons import CastOutWhy, MessageFault
-from p2pdiloco.core.context import WITHIN_VERSIONS
+from p2pdiloco.core.chain import WITHIN_VERSIONS
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,10 @@ from kit import Solo, branch, child, found, genesis, saved
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.chain import Chain
-from p2pdiloco.core.round import IN_VAIN, MOST, Laggards
+from p2pdiloco.core.distrust import Cause
+from p2pdiloco.core.round import Laggards
+
+IN_VAIN, _ = Cause.ABSENT.value
 
 
 def lone() -> tuple[Laggards, Chain]:
@@ -22,8 +25,8 @@ def waits(laggards: Laggards, chain: Chain, peer: str, named: Head | None, versi
     """Whether each of so many versions waits for that peer, which is asked about twice a version."""
     found = []
     for _ in range(versions):
-        found.append(laggards.waits_for(peer, named, chain))
-        assert laggards.waits_for(peer, named, chain) == found[-1]
+        found.append(laggards.waits_for(peer, named, chain, 0.0))
+        assert laggards.waits_for(peer, named, chain, 0.0) == found[-1]
         chain.extend(child(chain.header, "me", ("me",)))
     return found
 
@@ -41,18 +44,18 @@ def test_heads_that_are_not_of_our_chain_are_no_way_forward() -> None:
         assert waited == (number < IN_VAIN)
 
 
-def test_a_newcomer_that_comes_nearer_is_waited_for_but_not_for_ever() -> None:
+def test_a_newcomer_that_comes_nearer_is_waited_for_but_no_longer() -> None:
     laggards, chain = lone()
     found = []
-    for _ in range(MOST + 3):
+    for _ in range(IN_VAIN + 3):
         before = chain.head
         found += waits(laggards, chain, "s1", before, 1)
-    assert found == [True] * MOST + [False] * 3
+    assert found == [True] * IN_VAIN + [False] * 3
 
 
 def test_a_seat_that_comes_nearer_is_waited_for_however_long_and_one_that_stands_still_is_not() -> None:
     laggards, chain = lone()
-    for _ in range(2 * MOST):
+    for _ in range(4 * IN_VAIN):
         assert waits(laggards, chain, "p1", chain.head, 1) == [True]
     assert waits(laggards, chain, "p1", None, IN_VAIN + 1)[-1] is False
 

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from kit import Solo, certificate, child, config, contribution, found, reasons, sent
+from kit import OWNER, Solo, certificate, child, config, contribution, found, reasons, sent, word
 from scenes import called, due_again, header, here, one_round, syncer
 
 from p2pdiloco.core import chain as scale
@@ -777,3 +777,16 @@ def test_our_own_work_that_is_too_long_is_said_at_once_and_then_ever_more_rarely
     assert not reasons(solo.ready(10, length=0.1 * longest), "cut")
     (words,) = reasons(solo.ready(11, length=1e4 * longest), "cut")
     assert "1e+04 times as long" in words and "diverged" in words
+
+
+def test_a_syncer_without_a_seats_work_begins_a_new_term_for_those_that_are_to_be_seated() -> None:
+    """Only a term's first version carries papers: without it, this one would last for ever."""
+    solo = syncer(quorum=1, peers=("p1",), founders=("me",), owner=OWNER)
+    solo.learn()
+    solo.merged(found(solo.ready(1) + solo.wait(9.0), ev.Merge)[0])
+    term = solo.fragment.office.term
+    assert solo.head.term == term and not found(solo.offer("p1", 1) + solo.wait(9.0), ev.Merge)
+    effects = solo.feed(ev.Guided(papers=(word("p1"),))) + solo.wait(1.0)
+    assert reasons(effects, "office")[0].startswith("laid down: those who are to have a seat")
+    solo.take_office()
+    assert found(solo.offer("p1", 2) + solo.wait(9.0), ev.Merge) and solo.fragment.office.term > term

@@ -13,7 +13,7 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.events import Effect, Merge
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Head, Reach, Stamp
-from p2pdiloco.core.base import ARRIVAL_INTERVALS
+from p2pdiloco.core.base import WAITED_INTERVALS
 from p2pdiloco.core.capacity import (
     LEAST_BYTES,
     LEAST_S,
@@ -143,7 +143,7 @@ def test_a_syncer_does_not_outrun_the_others_by_merging_alone() -> None:
         solo.hear(peer, heads=before)
     calls.called((), 2, solo.now)
     assert calls.outruns(chain, (), solo.now), "nobody has version 1"
-    bound_s = ARRIVAL_INTERVALS * config().inner_steps * STEP_S
+    bound_s = WAITED_INTERVALS * config().inner_steps * STEP_S
     assert not calls.outruns(chain, (), solo.now + bound_s), "it waits no longer, whatever is in"
     solo.hear("p2", heads=solo.heads())
     assert not calls.outruns(chain, (), solo.now)

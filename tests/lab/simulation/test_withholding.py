@@ -16,7 +16,7 @@ from sim_kit import Commits, calm_plan
 
 from p2pdiloco.core.api.events import CommitVersion, Effect, Record
 from p2pdiloco.core.api.messages import Message, Progress
-from p2pdiloco.core.api.reasons import Suspicion
+from p2pdiloco.core.contributions import LEFT_OUT
 from p2pdiloco.core.election import Turn
 from p2pdiloco_lab.simulation.sim_host import Host
 from p2pdiloco_lab.simulation.sim_liars import WithheldKind, Withholder
@@ -73,8 +73,8 @@ def test_a_syncer_that_gives_its_versions_to_nobody_costs_one_patience() -> None
 def test_a_learner_whose_work_is_left_out_finds_that_and_loses_nothing() -> None:
     seen = Seen(WithheldKind.WORK, 16)
     assert seen.liar is not None and seen.liar.swallowed > 2 and seen.made_by_the_liar() > 4
-    assert (VICTIM, str(Suspicion.LEFT_OUT)) in seen.suspicions
-    assert {peer for peer, why in seen.suspicions if why == str(Suspicion.LEFT_OUT)} == {VICTIM}
+    assert (VICTIM, LEFT_OUT) in seen.suspicions
+    assert {peer for peer, why in seen.suspicions if why == LEFT_OUT} == {VICTIM}
     assert seen.longest_s < 5.0, "the others do not wait"
 
 
