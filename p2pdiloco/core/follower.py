@@ -5,6 +5,7 @@ Rules: docs/protocol/belief.md, sections 3 and 8; docs/protocol/proofs.md, secti
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
@@ -106,6 +107,10 @@ class Follower:
         self._has_spare = False
         self.held: tuple[str, SignedVersion, tuple[Watermark, ...]] | None = None
         """State in the spare copy that is to be tried before it is taken: its donor, version and table."""
+        mine = hashlib.sha256(f"{context.shared.me}/{context.index}".encode()).digest()
+        self._first_asked = int.from_bytes(mine[:4], "big")
+        """Place in the order of equal holders at which we begin: else all would ask the same one, and wait
+        for it."""
         self._attempts = 0
         self._retry_at_s = self._asked_s = 0.0
         self._need_state = False
@@ -157,7 +162,10 @@ class Follower:
         target = self._best(now)
         if target is None:
             return
-        peer = self._shared.rng.choice(sorted(self._doubts.open(self.heads.able(target), now)))
+        holders = sorted(self._doubts.open(self.heads.able(target), now))
+        # Who cannot be dialled is spared, and perhaps not to be had.
+        holders = [p for p in holders if self._shared.view.dialable(p)] or holders
+        peer = holders[(self._first_asked + target.number + self._attempts) % len(holders)]
         self._asked_s = now
         distance = target.number - self._chain.head.number
         far = not 0 < distance <= self._shared.config.log_versions

@@ -10,10 +10,11 @@ from collections import Counter
 
 import pytest
 from deadlines import within_s
-from kit import Solo, certificate, config, sent
+from kit import Solo, branch, certificate, config, found, sent
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.events import FetchUpdate
 from p2pdiloco.core.api.types import Reach
 from p2pdiloco.core.candidates import ranking
 
@@ -161,3 +162,15 @@ def test_votes_of_members_that_we_cannot_hear_count_if_they_are_of_most_seats(
     assert (solo.fragment.office.syncer == "p1") is taken
     solo.wait(4.0)
     assert (solo.fragment.office.syncer == "p1") is taken, "and it stays so"
+
+
+def test_updates_are_asked_of_those_who_can_be_dialled() -> None:
+    version = branch(1)[1]
+    solo = Solo(peers=REACHED)
+    hide(solo, "p1", "p2", "p3")
+    solo.fragment.context.spare.busy = True
+    for peer in REACHED:
+        solo.hear(peer, heads=(version.header.head(),))
+    solo.fragment.context.spare.busy = False
+    asked = found(solo.feed(ev.Tick()), FetchUpdate)
+    assert [effect.peer for effect in asked] == ["p4"]
