@@ -275,11 +275,16 @@ class Outbox:
         """Append a message."""
         self._effects.append(Send(peer, message))
 
-    def ask(self, effect: Effect, heard: Callable[[Any, float], None], fragment: int | None = None) -> None:
-        """Append an effect that is answered once."""
-        self._asked[self._next_token] = Asked(effect, fragment, heard)
-        self._effects.append(Ask(self._next_token, effect))
-        self._next_token += 1
+    def ask(self, effect: Effect, heard: Callable[[Any, float], None], fragment: int | None = None) -> int:
+        """Append an effect that is answered once. Returns its token."""
+        token, self._next_token = self._next_token, self._next_token + 1
+        self._asked[token] = Asked(effect, fragment, heard)
+        self._effects.append(Ask(token, effect))
+        return token
+
+    def waits(self, token: int) -> bool:
+        """Tell whether that effect is not answered yet."""
+        return token in self._asked
 
     def answered(self, token: int) -> Asked:
         """Take out what was asked under that token."""

@@ -15,6 +15,7 @@ from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.events import (
     ApplyUpdate,
     CommitVersion,
+    CutShort,
     DropSpare,
     FetchFailed,
     FetchState,
@@ -38,7 +39,7 @@ from p2pdiloco.core.distrust import NEVER_NOTED, Cause, Distrust, backoff_s
 from p2pdiloco.core.fork_choice import ForkChoice
 from p2pdiloco.core.pending import unsigned
 from p2pdiloco.core.voting import office_fault
-from p2pdiloco.util import Machine, direct_members
+from p2pdiloco.util import BoundedDict, Machine, MovingAverage, direct_members
 
 
 @direct_members
@@ -113,6 +114,12 @@ class Follower:
         for it."""
         self._attempts = 0
         self._retry_at_s = self._asked_s = 0.0
+        self._asked: tuple[str, int] | None = None
+        """Holder of an update that is not here yet, and the token of that effect."""
+        self._took_s = MovingAverage()
+        """Seconds that updates took lately."""
+        self._slow_at_s = math.inf
+        """Time from which on the holder takes much longer than is usual."""
         self._need_state = False
         self._asked_at = b""
         """Digest of our head when a holder was asked."""
@@ -135,6 +142,8 @@ class Follower:
 
     def deadline(self) -> float | None:
         """Time at which to try again; None: nothing to wait for."""
+        if self._asked is not None and self._slow_at_s < math.inf:
+            return self._slow_at_s
         if self.state is not FollowState.RESTING or self._spare.busy:
             return None
         first_s = self._doubts.first_s(self.heads.wanted)
@@ -155,6 +164,8 @@ class Follower:
 
     def poll(self, now: float) -> None:
         """Start pulling if something heavier is known and nothing is under way."""
+        if self._asked is not None:
+            self._look_whether_slow(*self._asked, now)
         if self.state is not FollowState.RESTING:
             return
         if self._spare.busy or now < self._retry_at_s:
@@ -177,7 +188,17 @@ class Follower:
             if peer not in self._doubts:  # of who failed last time the bytes must be here first
                 self._take_spare()
             number = min(target.number, self._chain.head.number + 1)
-            self._pull(FollowSignal.PULL_UPDATE, FetchUpdate(self._fragment, number, peer))
+            self._fetch(FollowSignal.PULL_UPDATE, FetchUpdate(self._fragment, number, peer))
+
+    def _look_whether_slow(self, peer: str, token: int, now: float) -> None:
+        """Leave a slow holder alone where another one has something, too. In any case nothing else waits for
+        it: its bytes must be here first."""
+        if now >= self._slow_at_s:
+            self._slow_at_s = math.inf
+            self._free_spare()
+        if self._slow_at_s == math.inf and self._doubts.open(self.heads.look(now), now) - {peer}:
+            self._asked = None
+            self._shared.out.put(CutShort(token))
 
     def _unless_supported(self, peer: str, now: float) -> None:
         """Only its state is left of a peer's head: leave that alone, if too few stand on it to copy it."""
@@ -189,10 +210,15 @@ class Follower:
             "catchup", self._fragment, f"left alone: {VersionFault.UNSUPPORTED}", peer=peer
         )
 
-    def _pull(self, signal: FollowSignal, effect: FetchUpdate | FetchState) -> None:
+    def _fetch(self, signal: FollowSignal, effect: FetchUpdate | FetchState) -> None:
         self._machine.go(signal)
         self._asked_at = self._chain.head.digest
-        self._shared.out.ask(effect, partial(self._fetched, effect.peer), self._fragment)
+        token = self._shared.out.ask(effect, partial(self._fetched, effect.peer), self._fragment)
+        if isinstance(effect, FetchUpdate):
+            timing, took_s = self._shared.timing, self._took_s
+            slow_s = timing.resume_alone_s if took_s.empty else SLOW_TIMES * took_s.value
+            self._slow_at_s = self._asked_s + max(timing.suspect_s, slow_s)
+            self._asked = effect.peer, token
 
     def _take_spare(self) -> None:
         self._spare.take()
@@ -207,7 +233,7 @@ class Follower:
             peer=peer,
             ours=self._chain.head.number,
         )
-        self._pull(FollowSignal.PULL_STATE, FetchState(self._fragment, target.number, peer))
+        self._fetch(FollowSignal.PULL_STATE, FetchState(self._fragment, target.number, peer))
 
     def _disappointed(self, peer: str, fault: bool, now: float) -> None:
         """Count the failure of a holder, which is left alone for a while. The next one is asked after a short
@@ -217,18 +243,23 @@ class Follower:
         self._done(now, ok=False)
         self._retry_at_s = now if fault else now + retry_s
 
-    def _done(self, now: float, ok: bool) -> None:
-        self._machine.go(FollowSignal.DONE)
+    def _free_spare(self) -> None:
         if self._has_spare:
             self._spare.free()
         self._has_spare = False
+
+    def _done(self, now: float, ok: bool) -> None:
+        self._machine.go(FollowSignal.DONE)
+        self._free_spare()
         self._attempts = 0 if ok else self._attempts + 1
         self._retry_at_s = now + backoff_s(self._shared.timing.retry_s, self._attempts)
         if ok:
             self._need_state = False
 
     def _fetched(self, peer: str, answer: UpdateFetched | StateFetched | FetchFailed, now: float) -> None:
+        self._asked = None
         if isinstance(answer, UpdateFetched):
+            self._took_s.add(now - self._asked_s)
             self._update_fetched(peer, answer, now)
         elif isinstance(answer, StateFetched):
             self._state_fetched(peer, answer, now)
@@ -414,13 +445,15 @@ class Follower:
         self._on_moved(now)
 
 
+SLOW_TIMES = 4
+"""A holder is slow that takes so many times as long as updates took lately."""
 WASTED_TIMES = 4
 WASTED_S = 120.0
 """Least pause is so many times as long as a holder let us wait for nothing, and at most this; after something
 false it is this."""
 FORGIVEN = 3
-"""First failures in a row of a holder that make no such pause: payloads may be damaged, and it alone may have
-its version."""
+"""First failures in a row of a holder that make no such pause, and of these the first false ones: payloads may
+be damaged, and it alone may have its version."""
 
 
 class Doubts:
@@ -436,6 +469,8 @@ class Doubts:
     def __init__(self) -> None:
         self._distrust = Distrust()
         self._failed = self._distrust.noted[Cause.GAVE_NOTHING]
+        self._false: BoundedDict[str, tuple[int, float]] = BoundedDict()
+        """Failures that were something false, which may be damage on the way, and when the last one was."""
         self._in_a_row = 0
         self._again_s = -math.inf
         """Time before which nobody is asked who failed last time, whoever that is."""
@@ -443,8 +478,11 @@ class Doubts:
     def add(self, peer: str, retry_s: float, now: float, waited_s: float = 0.0) -> None:
         """Count a failure of the holder. `waited_s`: how long we waited for it; after something false, for
         ever."""
-        forgiven = self._failed.get(peer, NEVER_NOTED)[0] < FORGIVEN
+        times = self._false if waited_s == math.inf else self._failed
+        forgiven = times.get(peer, NEVER_NOTED)[0] < FORGIVEN
         least_s = 0.0 if forgiven else min(WASTED_TIMES * waited_s, WASTED_S)
+        if times is self._false:
+            times[peer] = times.get(peer, NEVER_NOTED)[0] + 1, now
         self._distrust.add(peer, Cause.GAVE_NOTHING, now, least_s)
         self._in_a_row += 1
         self._again_s = now + backoff_s(retry_s, self._in_a_row)
@@ -456,6 +494,7 @@ class Doubts:
     def drop(self, peer: str) -> None:
         """Forget the doubt: the holder delivered."""
         self._failed.pop(peer, None)
+        self._false.pop(peer, None)
         self._in_a_row = 0
 
     def open(self, peers: Iterable[str], now: float) -> set[str]:

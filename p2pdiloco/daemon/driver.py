@@ -19,7 +19,7 @@ from msgspec import Struct
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.events import CommitVersion, Event, SendFailed
 from p2pdiloco.core.api.messages import Message, Progress
-from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import Ticket
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.membership import in_one
@@ -75,6 +75,9 @@ class Runner:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for_s = 0.0
         self._offers: set[asyncio.Task[Any]] = set()
+        self._asked: dict[int, asyncio.Task[Any]] = {}
+        """Fetches of updates under way, by their token."""
+        self._cut: set[int] = set()
         self._keeping: asyncio.Task[None] | None = None
         """Newest saving of proofs."""
         self.confirmed: asyncio.Future[None] = self._loop.create_future()
@@ -102,6 +105,7 @@ class Runner:
             ev.DropSpare: lambda e: spawn(executors.merging.drop_spare(e)),
             ev.CommitVersion: lambda e: spawn(executors.committing.commit(e)),
             ev.Record: executors.record,
+            ev.CutShort: lambda e: self._cut_short(e.token),
             ev.Confirmed: lambda _effect: _happened(self.confirmed),
             ev.Left: lambda _effect: _happened(self.departure),
         }
@@ -174,13 +178,30 @@ class Runner:
     def _ask(self, asked: ev.Ask) -> None:
         work = self._answers[type(asked.effect)](asked.effect)
         task = self._background.spawn(self._answer(asked.token, work))
+        if isinstance(asked.effect, ev.FetchUpdate):
+            self._asked[asked.token] = task
         task.add_done_callback(lambda _task: work.close())  # one that was cut may not have begun
         if isinstance(asked.effect, ev.Offer):
             self._offers.add(task)
             task.add_done_callback(self._offers.discard)
 
     async def _answer(self, token: int, work: Coroutine[Any, Any, Struct | None]) -> None:
-        self._post.put(ev.Answered(token, await work))
+        try:
+            answer = await work
+        except asyncio.CancelledError:
+            if token not in self._cut:
+                raise
+            answer = ev.FetchFailed(FetchFailure.SLOW)
+        finally:
+            self._asked.pop(token, None)
+            self._cut.discard(token)
+        self._post.put(ev.Answered(token, answer))
+
+    def _cut_short(self, token: int) -> None:
+        task = self._asked.get(token)
+        if task is not None:
+            self._cut.add(token)
+            task.cancel()
 
     async def end_offers(self) -> None:
         """Cut what of ours is on its way: from now on nobody has more of it than the core knows."""

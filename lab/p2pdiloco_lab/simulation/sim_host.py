@@ -20,6 +20,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import Amendment, Going, in_force
 from p2pdiloco.core.api.events import Persist, RetireSlot, UpdateRecord, VoteRecord
 from p2pdiloco.core.api.messages import Message, Progress
+from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.core.api.types import ContributionHeader, Reach
 from p2pdiloco.core.capacity import LEAST_BYTES, TELL_EVERY_S, Meter, UplinkMeter
 from p2pdiloco.core.chain import founding
@@ -94,6 +95,8 @@ class Host:
         self.uplink = UplinkMeter(
             lambda: Meter(sent, lambda: self.local_now, least_bytes=least_bytes), disk.uplink_bits_per_s
         )
+        self._cut: set[int] = set()
+        """Tokens of fetches that were cut short, and whose real answer is still to come."""
         self._handlers, self._answers = self._effect_handlers(), self._answering()
 
     def _effect_handlers(self) -> dict[type[ev.Effect], Callable[[Any], None]]:
@@ -112,6 +115,7 @@ class Host:
             ev.KeepProofs: lambda e: self.disk.keep_proofs(e.proofs),
             ev.CastOut: self._cast_out,
             ev.Record: self._record,
+            ev.CutShort: lambda e: self.later(0.0, self._cut_short, e.token),
             ev.Confirmed: self._confirmed,
             ev.Left: lambda e: self.world.later_left(self),
         }
@@ -251,7 +255,17 @@ class Host:
             self._handlers[type(effect)](effect)
 
     def _answered(self, token: int, answer: Struct | None) -> None:
+        if token in self._cut:
+            self._cut.discard(token)
+            if isinstance(answer, ev.UpdateFetched):
+                self.tickets.free(answer.ticket)
+            return
         self.feed(ev.Answered(token, answer))
+
+    def _cut_short(self, token: int) -> None:
+        if self.core.shared.out.waits(token):
+            self._answered(token, ev.FetchFailed(FetchFailure.SLOW))
+            self._cut.add(token)
 
     def _observed(self, effect: ev.Effect) -> None:
         if self.world.trace.verbose:

@@ -42,6 +42,13 @@ class Ask(Effect, frozen=True):
     effect: Effect
 
 
+class CutShort(Effect, frozen=True):
+    """End an asked effect that fetches an update. It is answered all the same: `FetchFailed` (SLOW), if what
+    came of it was not on its way."""
+
+    token: int
+
+
 class Undone(Struct, frozen=True):
     """Answer: nothing came of it."""
 

@@ -137,6 +137,8 @@ class FetchFailure(Reason):
     UNREACHABLE = "unreachable"
     NOT_READY = "not-ready"
     CUT = "cut"
+    SLOW = "slow"
+    """Holder that takes much longer than is usual, where another one has something, too."""
     BUSY = "busy"
     GONE = "gone"
     """Version that is no longer in the holder's log."""

@@ -13,7 +13,7 @@ from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.reasons import Basis, FetchFailure
 from p2pdiloco.core.api.types import Head, Vouch
 from p2pdiloco.core.api.versions import MemberList, SignedVersion
-from p2pdiloco.core.distrust import Cause
+from p2pdiloco.core.distrust import Cause, backoff_s
 from p2pdiloco.core.follower import FORGIVEN, WASTED_S, WASTED_TIMES, Doubts
 from p2pdiloco.core.fork_choice import Grounds
 
@@ -375,3 +375,58 @@ def test_many_that_fail_are_not_asked_one_after_the_other() -> None:
     assert doubts.open(["liar 0"], 101.0 + FIRST_S) == set(), "its own pause is over"
     assert doubts.first_s(["liar 0"]) == 100.0 + 16 * 0.3
     assert doubts.open(["liar 0", "honest"], 101.0) == {"honest"}
+
+
+def test_damage_on_the_way_after_other_failures_costs_no_more_than_those() -> None:
+    doubts = Doubts()
+    for _ in range(FORGIVEN):
+        doubts.add("a", 0.3, now=100.0)
+    doubts.add("a", 0.3, now=100.0, waited_s=math.inf)
+    assert doubts.first_s(["a"]) == 100.0 + backoff_s(FIRST_S, FORGIVEN + 1)
+
+
+def slow(*others: str) -> tuple[Solo, str, list[ev.Effect]]:
+    """One of these gives nothing of an update for as long as is unusual; who was asked, and what came then."""
+    solo, update = Solo(peers=("p1", "p2", "p3")), branch(1)[1]
+    for peer in ("p1", *others):
+        solo.says[peer] = {"heads": (update.header.head(),)}
+    asked = found(solo.hear("p1"), ev.FetchUpdate)[0].peer
+    assert solo.fragment.context.spare.busy
+    solo.wait(ALONE_S - 1.0)
+    return solo, asked, solo.wait(2.0)
+
+
+def test_a_slow_holder_is_left_alone_where_another_has_it_too() -> None:
+    solo, asked, effects = slow("p2")
+    (cut,) = found(effects, ev.CutShort)
+    assert cut.token == next(ask.token for ask in solo.unanswered if isinstance(ask.effect, ev.FetchUpdate))
+    effects = solo.answer(ev.FetchUpdate, ev.FetchFailed(FetchFailure.SLOW)) + solo.wait(1.0)
+    assert asked == "p1" and [effect.peer for effect in found(effects, ev.FetchUpdate)] == ["p2"]
+
+
+def test_nothing_waits_for_a_slow_holder_that_is_the_only_one() -> None:
+    solo, _, effects = slow()
+    assert not found(effects, ev.CutShort) and not solo.fragment.context.spare.busy, "rounds may be merged"
+    solo.says["p2"] = {"heads": (branch(1)[1].header.head(),)}
+    assert found(solo.hear("p2") + solo.wait(1.0), ev.CutShort)
+
+
+def test_what_came_before_it_was_cut_short_counts() -> None:
+    solo, _, _ = slow("p2")
+    effects = solo.answer(ev.FetchUpdate, ev.UpdateFetched(branch(1)[1], 900))
+    assert found(effects, ev.ApplyUpdate)
+
+
+def test_slow_is_what_takes_several_times_as_long_as_usual() -> None:
+    solo = Solo(peers=("p1", "p2"))
+    for number, update in enumerate(branch(4)[1:4]):
+        for peer in ("p1", "p2"):
+            solo.says[peer] = {"heads": (update.header.head(),)}
+        solo.hear("p1")
+        solo.hear("p2")
+        solo.wait(2.0, silent=("p1", "p2"))
+        if number < 2:
+            solo.answer(ev.FetchUpdate, ev.UpdateFetched(update, 900 + number))
+            solo.answer(ev.ApplyUpdate, ev.UpdateApplied(update.header.state_digest))
+    assert not found(solo.wait(5.5, silent=("p1", "p2")), ev.CutShort)
+    assert found(solo.wait(1.5, silent=("p1", "p2")), ev.CutShort), "4 times 2 s"
