@@ -13,9 +13,11 @@ import asyncio
 import contextlib
 import itertools
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import click
@@ -35,7 +37,7 @@ from p2pdiloco.daemon.bulk.states import Copying
 from p2pdiloco.daemon.display.logs import TICK_S, Tell, lasting
 from p2pdiloco.daemon.display.snapshot import StatusReport
 from p2pdiloco.daemon.history import pull_page
-from p2pdiloco.daemon.network.discovery import ask, ask_status
+from p2pdiloco.daemon.network.discovery import ask
 from p2pdiloco.daemon.network.reach import MeasuredLink, measure
 from p2pdiloco.daemon.notice import Notice, is_true_notice
 from p2pdiloco.daemon.payloads import Compute
@@ -217,7 +219,13 @@ class _ResultCopy:
         with room_for(run.manifest):
             self._vault = Vault.of(run.manifest, run.layouts)
         self._compute = Compute(self._vault, None)
-        self._transport, self._asking = transport, asyncio.Lock()
+        self._transport = transport
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._silent: set[str] = set()
+        self._givers: dict[int, str] = {}
+        """Seats that are asked for the fragments now."""
+        self._checks: dict[bytes, asyncio.Task[bool]] = {}
+        """Questions to the others about versions that come, by their digests."""
         self._copying = Copying(self, transport, self._compute, asyncio.get_running_loop().time)
 
     @property
@@ -233,6 +241,8 @@ class _ResultCopy:
         except* UserError as errors:
             raise errors.exceptions[0] from None
         finally:
+            for check in self._checks.values():
+                check.cancel()
             self._compute.close()
         return result_of(self._run, self._vault, [task.result() for task in tasks])
 
@@ -260,13 +270,14 @@ class _ResultCopy:
         async with turns:
             for attempt in range(ROUNDS):
                 for peer in self._by_version(fragment):
+                    self._givers[fragment] = peer
                     try:
                         header = await self._copying.fetch(FetchState(fragment, 0, peer))
                     except (RemoteError, TransportError) as error:
                         why = f"…{peer[-6:]}: {error}"[:160]
                         continue
                     version = header.version
-                    if not await self._has_most(peer, version.header):
+                    if not await self._checks[version.header.digest()]:
                         why = f"…{peer[-6:]}: most other seats do not have its version"
                         continue
                     expected = version.header.state_digest
@@ -276,27 +287,30 @@ class _ResultCopy:
                 await asyncio.sleep(RETRY_S * (attempt + 1 < ROUNDS))
         raise UserError(f"nobody gives fragment {fragment} of {self._run.name} ({why})", "try again")
 
-    async def _has_most(self, giver: str, header: VersionHeader) -> bool:
-        """Tell whether at least half of the other seats that can tell have that version, too."""
+    async def _is_the_runs(self, giver: str, header: VersionHeader) -> bool:
+        """Tell whether a version is no older than what most seats have said, and at least half of the other
+        seats that answer have it, too."""
         others = [report.answered_by for report in self._reports if report.answered_by != giver]
-        async with self._asking:  # a seat gives one page at a time
-            told = await asyncio.gather(*(self._has(peer, header) for peer in others if header.number))
+        rows = [report.fragments[header.fragment : header.fragment + 1] for report in self._reports]
+        usual = median_low([row[0].number for row in rows if row] or [0])
+        if header.number < usual - self._run.manifest.group.log_versions:
+            return False
+        told = await asyncio.gather(*(self._has(peer, header) for peer in others if header.number))
         return 2 * told.count(True) >= len(told) - told.count(None)
 
     async def _has(self, peer: str, header: VersionHeader) -> bool | None:
-        """Tell whether a seat has that version. None: it does not answer, or is too far on to tell."""
+        """Tell whether a seat has that version, or comes to have it in a moment. None: it does not answer."""
         asked = PullHistory(self._run.id, header.fragment, header.number, header.digest())
-        try:
-            try:
-                return bool(await pull_page(self._transport, peer, asked))
-            except wire.PullRefused as refused:
-                if refused.why is not PullRefusal.NOT_HERE:
-                    raise
-            report, _ = await ask_status(self._transport, peer, self._run.id)
-            row = report.fragments[header.fragment]
-        except (RemoteError, TransportError, IndexError):
-            return None
-        return None if row.number >= header.number + self._run.manifest.group.log_versions else False
+        async with self._asking[peer]:  # it gives one page at a time
+            for _ in range(0 if peer in self._silent else ROUNDS):
+                try:
+                    return bool(await pull_page(self._transport, peer, asked))
+                except (RemoteError, TransportError) as error:
+                    if not (isinstance(error, wire.PullRefused) and error.why is PullRefusal.NOT_HERE):
+                        self._silent.add(peer)
+                        return None
+                await asyncio.sleep(RETRY_S)
+        return None if peer in self._silent else False
 
     def _by_version(self, fragment: int) -> list[str]:
         """Members, those with the most tokens in this fragment first; equals take turns."""
@@ -320,13 +334,19 @@ class _ResultCopy:
         ]
 
     def signed(self, version: SignedVersion) -> bool:
-        """Tell whether it is known; of version 0, whether it is the one that everybody can compute."""
+        """Tell whether it is known; of version 0, whether it is the one that everybody can compute. The
+        others are asked about it while it comes: later it may be too old for them to know."""
         header = version.header
         if header.run != self._run.id:
             return False
         if header.number:
-            return verify_signature(header.syncer, signed_bytes("version", header), version.signature)
-        return header.state_digest == self._version_0[header.fragment]
+            good = verify_signature(header.syncer, signed_bytes("version", header), version.signature)
+        else:
+            good = header.state_digest == self._version_0[header.fragment]
+        if good and header.digest() not in self._checks:
+            asking = self._is_the_runs(self._givers[header.fragment], header)
+            self._checks[header.digest()] = asyncio.create_task(asking)
+        return good
 
     @cached_property
     def _version_0(self) -> list[bytes]:

@@ -452,8 +452,8 @@ WASTED_S = 120.0
 """Least pause is so many times as long as a holder let us wait for nothing, and at most this; after something
 false it is this."""
 FORGIVEN = 3
-"""First failures in a row of a holder that make no such pause, and of these the first false ones: payloads may
-be damaged, and it alone may have its version."""
+"""First failures in a row of a holder that make no such pause, and of these the first false ones: payloads
+may be damaged, and it alone may have its version."""
 
 
 class Doubts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,43 +153,48 @@ async def test_who_wants_the_result_is_told_once_what_is_waited_for(
     assert await said("") == []
 
 
-HAS, LACKS, AHEAD, BUSY, GONE = "has", "lacks", "ahead", "busy", "gone"
+HAS, LACKS, BUSY, GONE, SOON = "has", "lacks", "busy", "gone", "soon"
 
 
 @pytest.mark.parametrize(
-    ("others", "is_taken"),
+    ("number", "others", "is_taken"),
     [
-        ((), True),
-        ((HAS, LACKS), True),
-        ((HAS, LACKS, LACKS), False),
-        ((LACKS,), False),
-        ((AHEAD, BUSY, GONE), True),
-        ((AHEAD, GONE, LACKS), False),
+        (1000, (), True),
+        (1000, (HAS, LACKS), True),
+        (1000, (HAS, LACKS, LACKS), False),
+        (1000, (LACKS,), False),
+        (1000, (BUSY, GONE), True),
+        (1000, (GONE, LACKS), False),
+        (1000, (SOON,), True),
+        (983, (HAS, HAS), False),
+        (1, (LACKS, LACKS), False),
+        (0, (HAS, HAS), False),
     ],
 )
-async def test_a_version_that_most_other_seats_lack_is_nobodys_result(
-    others: tuple[str, ...], is_taken: bool, monkeypatch: pytest.MonkeyPatch
+async def test_a_version_that_is_old_or_that_most_other_seats_lack_is_nobodys_result(
+    number: int, others: tuple[str, ...], is_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asks: Counter[str] = Counter()
+
     async def pull_page(_transport: object, peer: str, asked: wire.PullHistory) -> list[object]:
+        asks[peer] += 1
         if peer == GONE:
             raise PeerUnreachable(peer)
-        if peer != HAS:
-            raise wire.PullRefused(PullRefusal.BUSY if peer == BUSY else PullRefusal.NOT_HERE)
+        if peer == BUSY:
+            raise wire.PullRefused(PullRefusal.BUSY)
+        if peer == LACKS or (peer == SOON and asks[peer] < 2):
+            raise wire.PullRefused(PullRefusal.NOT_HERE)
         return [asked]
 
-    async def ask_status(_transport: object, peer: str, _run: str) -> tuple[Any, int]:
-        number = 3 + 16 * (peer == AHEAD)
-        return SimpleNamespace(fragments=(SimpleNamespace(number=number),)), 0
-
     monkeypatch.setattr(live_result, "pull_page", pull_page)
-    monkeypatch.setattr(live_result, "ask_status", ask_status)
-    group = SimpleNamespace(log_versions=16)
+    monkeypatch.setattr(live_result, "RETRY_S", 0.0)
     copy: Any = object.__new__(live_result._ResultCopy)
-    copy._run, copy._transport = SimpleNamespace(id=RUN, manifest=SimpleNamespace(group=group)), None
-    copy._reports = [SimpleNamespace(answered_by=peer) for peer in ("giver", *others)]
-    copy._asking = asyncio.Lock()
-    header = SimpleNamespace(fragment=0, number=3, digest=lambda: bytes(32))
-    assert await copy._has_most("giver", header) is is_taken
+    copy._run = SimpleNamespace(id=RUN, manifest=SimpleNamespace(group=SimpleNamespace(log_versions=16)))
+    rows = (SimpleNamespace(number=1000),)
+    copy._reports = [SimpleNamespace(answered_by=peer, fragments=rows) for peer in ("giver", *others)]
+    copy._transport, copy._asking, copy._silent = None, defaultdict(asyncio.Lock), set()
+    header = SimpleNamespace(fragment=0, number=number, digest=lambda: bytes(32))
+    assert await copy._is_the_runs("giver", header) is is_taken
 
 
 OWNER = Identity.from_seed(bytes(32))

@@ -39,6 +39,9 @@ LOOK_S = 0.5
 """Time after which a worker that has nothing to do looks again whether somebody is too slow."""
 SILENT_S = 3.0
 """Time in which a holder must begin to give a piece, or lose it to who has nothing to do."""
+BEGIN_S = 20.0
+"""Time in which the holder that the core names must begin: others can help only once its header has said
+which version is copied."""
 PAUSE_S = 15.0
 
 
@@ -126,15 +129,20 @@ class Copying:
         """Fetch until all of it is here. Raises: TransportError, RemoteError (of the holder that was
         named)."""
         error: BaseException = TransportError("too slow")
+        until_s = self.now() + BEGIN_S
         workers: dict[asyncio.Future[None], str] = {
             asyncio.ensure_future(self._work(copy, effect.peer, effect)): effect.peer
         }
         begun = asyncio.ensure_future(copy.begun.wait())
         waiting: set[asyncio.Future[Any]] = {begun}
+        first = asyncio.FIRST_COMPLETED
         asked = {effect.peer}
         try:
             while workers and not copy.complete:
-                done, _ = await asyncio.wait(waiting | set(workers), return_when=asyncio.FIRST_COMPLETED)
+                left_s = None if begun.done() else max(0.0, until_s - self.now())
+                done, _ = await asyncio.wait(waiting | set(workers), timeout=left_s, return_when=first)
+                if not done:
+                    break  # others can help only once its header says of which version it is
                 waiting.difference_update(done)
                 for task in [worker for worker in workers if worker in done]:
                     peer, found = workers.pop(task), task.exception()

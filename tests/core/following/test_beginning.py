@@ -386,7 +386,7 @@ def test_damage_on_the_way_after_other_failures_costs_no_more_than_those() -> No
 
 
 def slow(*others: str) -> tuple[Solo, str, list[ev.Effect]]:
-    """One of these gives nothing of an update for as long as is unusual; who was asked, and what came then."""
+    """One of these gives nothing of an update for unusually long; who was asked, and what came then."""
     solo, update = Solo(peers=("p1", "p2", "p3")), branch(1)[1]
     for peer in ("p1", *others):
         solo.says[peer] = {"heads": (update.header.head(),)}

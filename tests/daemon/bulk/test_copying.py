@@ -95,6 +95,20 @@ async def test_a_holder_that_says_nothing_holds_nobody_up(town: Any, monkeypatch
     assert asked.is_set() and joiner.has_state_of(donors[0])
 
 
+async def test_a_holder_that_does_not_begin_is_given_up(town: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    joiner, donors = await three(town)
+    monkeypatch.setattr(states, "BEGIN_S", 0.3)
+
+    async def silent(_sender: str, _request: bytes) -> Refusal:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(donors[0], "on_pull", silent)
+    failed = await asyncio.wait_for(joiner.copy("d0"), within_s(10))
+    assert isinstance(failed, ev.FetchFailed) and failed.failure.innocent
+    assert isinstance(await joiner.copy("d1"), ev.StateFetched)
+
+
 async def test_the_first_donor_dies_half_way_and_the_others_finish_it(town: Any) -> None:
     joiner, donors = await three(town, 20e6, 20e6, 20e6)
     fetching = asyncio.create_task(joiner.copy("d0"))
