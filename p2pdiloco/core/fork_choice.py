@@ -23,6 +23,8 @@ from p2pdiloco.util import BoundedDict
 
 TRUSTED_PLACES = 6
 """Seats that a chain ever had up to which each is trusted: friends know each other."""
+FEWEST = 3
+"""Voices, this node included, of which one alone is no support."""
 
 
 class Grounds(Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,10 +79,13 @@ class ForkChoice:
         """Heads that have support, and are followed though they are lighter than ours, as that has none."""
         self.wanted: dict[str, Head] = {}
         """Heads that are to be followed, by who names them, as of the last look."""
-        self._voices: Sequence[str] = ()
-        """Those whose word counted at the last look; none before the others had the time to speak."""
+        self._supported: BoundedDict[Head, int] = BoundedDict()
+        """Heads that have, or had, support, and of how many. A copy may take longer than its version is the
+        head."""
         self._chosen: set[Head] = set()
         """Heads that were chosen without support, since ours had none."""
+        self._few = True
+        """True: so few voices were here at the last look that each was half of them."""
         self._looked_s = -math.inf
         self._since_s = math.inf
         """Time since which our head has no support, and others name another."""
@@ -116,14 +121,14 @@ class ForkChoice:
         time being, what somebody gives who stands on what has support."""
         self.look(now)  # the owner may have vouched while it was on its way
         heads = [version, *self._stances.of(giver)]
-        return not self.begins or any(map(self._is_backed, heads))
+        return not self.begins or any(head in self._supported or head in self._chosen for head in heads)
 
     def may_copy(self, version: Head, giver: str, now: float) -> bool:
         """Tell whether the state of that version may be copied."""
         if self._is_refused(version):
             return False
         followed = self.may_follow(giver, version, now)
-        return followed if self.begins else self._is_backed(version)
+        return followed if self.begins else version in self._supported or version in self._chosen
 
     def may_replace(self, version: Head, now: float) -> bool:
         """Tell whether that version may take the place of ours, as far as weights go."""
@@ -140,8 +145,7 @@ class ForkChoice:
     @property
     def waits(self) -> bool:
         """True: nobody is here on whose word the owner's vouch can be followed."""
-        vouched = self.begins and self._basis is Basis.VOUCHED
-        return vouched and not any(map(self._is_backed, self._named.values()))
+        return self.begins and self._basis is Basis.VOUCHED and not self._supported
 
     def counts(self, peer: str) -> bool:
         """Tell whether that peer is believed to have what it names, until it fails to give it."""
@@ -211,12 +215,7 @@ class ForkChoice:
         heavier = self._is_heavier(head)
         if heavier and self._is_near(head) and not self.begins and self.counts(peer):
             return True  # it may be some updates away
-        return (heavier and self._is_backed(head)) or head in self._chosen or head in self._lighter
-
-    def _is_backed(self, head: Head) -> bool:
-        """Tell whether a head has support, or was chosen without any."""
-        on = len(self._stances.on(head).intersection(self._voices))
-        return head in self._chosen or self._has_support(on, self._voices)
+        return (heavier and head in self._supported) or head in self._chosen or head in self._lighter
 
     def _has_support(self, standing: int, voices: Sequence[str]) -> bool:
         return 2 * standing > len(voices) or (2 * standing == len(voices) > 0 and not self.begins)
@@ -246,6 +245,7 @@ class ForkChoice:
         basis = self._guidance.basis(self._context.index, confirmed, now)
         if basis is not self._basis:
             self._basis = basis
+            self._supported.clear()
             self._look_whether_apart(True, now)
         if self.grounds is None:
             self.begins = not self._shared.confirmed
@@ -256,16 +256,21 @@ class ForkChoice:
     def _look_at_support(self, named: set[Head], now: float) -> None:
         """Find which heads have support, ours among them."""
         voices = self.voices(now)
-        counted, heard = frozenset(voices), self._has_heard(now)
-        self._voices = voices if heard else ()
+        counted, few = frozenset(voices), len(voices) < FEWEST
+        if self._few and not few:
+            self._supported.clear()  # those few may have been liars
+        self._few = few
         here = self._standing_here(voices)
-        ours = self._has_support(here, voices) and heard
+        ours = self._has_support(here, voices) and self._has_heard(now)
         head = self._chain.head
-        if self.begins and (ours or self._is_backed(head)):
+        if self.begins and (ours or head in self._supported or head in self._chosen):
             self._settle(here, voices)
             return
         on = {head: len(counted.intersection(self._stances.on(head))) for head in named}
         backed = [head for head in named if self._has_support(on[head], voices)]
+        if self._has_heard(now):
+            for head in backed:
+                self._supported[head] = on[head]
         self._look_whether_apart(ours or not (named and voices), now)
         behind = any(map(self._is_heavier, backed))
         self._lighter = {*backed} if self.apart and not behind else set()
@@ -304,7 +309,7 @@ class ForkChoice:
         """Note that what we have is the run's."""
         basis = self._basis or Basis.MOST
         peer = min(voices, default="") if basis is Basis.JOINED else ""
-        found = Grounds(basis, here, len(voices), peer)
+        found = Grounds(basis, max(here, self._supported.get(self._chain.head, 0)), len(voices), peer)
         if self.grounds is not None:
             self._shared.out.record("join", self._context.index, found.words(), basis=basis.value)
         self.grounds, self.begins, self.verified = found, False, True

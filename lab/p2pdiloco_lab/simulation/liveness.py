@@ -12,6 +12,7 @@ from p2pdiloco.core.api.events import CommitVersion
 from p2pdiloco.core.api.papers import Word
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import marks_of
+from p2pdiloco.core.fork_choice import FEWEST
 from p2pdiloco_lab.simulation.lineage import FragmentLineage, missing_spans
 from p2pdiloco_lab.simulation.seed_plan import PaperKind
 from p2pdiloco_lab.simulation.seed_report import Violation
@@ -209,7 +210,7 @@ class Backing:
         heads, now = core.follower.heads, host.local_now
         counted = heads.voices(now)
         many = 2 * len(self._liars.intersection(counted)) >= len(counted)
-        beyond = heads.begins or many or len(counted) < 3  # of two voices one is half
+        beyond = heads.begins or many or len(counted) < FEWEST
         (self._excused.add if beyond else self._excused.discard)((host.peer, fragment))
 
     def committed(self, host: Host, effect: CommitVersion) -> None:
