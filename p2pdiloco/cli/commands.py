@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import click
-from click.core import ParameterSource
 from msgspec.structs import replace
 
 from p2pdiloco.cli.charts import ChartPlace, Target
@@ -78,44 +77,21 @@ def bootstrap(**values: Any) -> int | None:
 )
 @flags_of(NodeSettings)
 @config_option("node")
-@click.option("--forget", is_flag=True, help="Start without the settings of the last start.")
 @help_all
-@click.pass_context
-def node(context: click.Context, /, forget: bool, **values: Any) -> int | None:
+def node(**values: Any) -> int | None:
     """Take part in a run: find it, catch up, train, contribute.
 
-    A LINK to the run, or an INVITE of its owner, says which run it is and whom to join through. It is
-    remembered in --data-dir, as addresses of --join are, with the other settings: a start without any of
-    these goes on with what the last one had; a flag wins over it, and --forget leaves it out.
+    A LINK to the run, or an INVITE of its owner, says which run it is and whom to join through, and is
+    remembered. So are the addresses of --join (in join.txt of --data-dir): a start without any dials them.
     """
     from p2pdiloco.daemon.admission import with_invite
     from p2pdiloco.daemon.network.discovery import with_nearby
 
-    if not (forget or context.default_map or any(values[name] for name in WAYS_IN)):
-        values |= _remembered(context, values["data_dir"])
     given = with_nearby(with_invite(build(NodeSettings, values)), lambda text: click.echo(text, err=True))
     settings = check_node(given)
     from p2pdiloco.daemon.start import run_node
 
     return run_node(settings)
-
-
-WAYS_IN = ("invite", "join", "run_file")
-
-
-def _remembered(context: click.Context, data_dir: Path) -> Values:
-    """What the last start had of what is not given now, but for limits that were changed since."""
-    from p2pdiloco.daemon.owner.wishes import load_wishes
-    from p2pdiloco.daemon.run_files.known_runs import kept_settings
-
-    kept, changed = kept_settings(expanded(data_dir)), load_wishes(expanded(data_dir)).changed
-    return {
-        each.name: each.type_cast_value(context, kept[each.name])
-        for each in context.command.params
-        if each.name in kept
-        and each.name not in changed
-        and context.get_parameter_source(each.name) is ParameterSource.DEFAULT
-    }
 
 
 @click.command(cls=SpacedLists, epilog=example("status"))

@@ -51,7 +51,6 @@ from p2pdiloco.daemon.program import (
 from p2pdiloco.daemon.run_files.known_runs import (
     goes_on,
     keep_joined_through,
-    keep_settings,
     peers_file,
     peers_of,
     remember_joined,
@@ -109,7 +108,6 @@ async def _node(settings: NodeSettings, told: _JoinOptions, stop: asyncio.Event)
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         keep_invite(settings)
         keep_joined_through(settings.data_dir, told.given)
-        keep_settings(settings)
         try_paths(settings)
         first = StartingSource("node", settings.name, identity.peer_id)
         async with serving(parse_web(settings.web), settings.data_dir, first) as views:

@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct, field
 
 from p2pdiloco.adapters.data_dir import Files
@@ -64,7 +63,7 @@ from p2pdiloco.errors import ConfigError, RemoteError, StorageError, TransportEr
 from p2pdiloco.identity import peer_of, public_of
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.ports import Refusal, Transport
-from p2pdiloco.util import Values, read_note
+from p2pdiloco.util import read_note
 
 logger = logging.getLogger(__name__)
 PULL_TIMEOUT_S = 10.0
@@ -385,30 +384,6 @@ def keep_joined_through(data_dir: Path, addresses: Sequence[str]) -> None:
         Files().save(join_file(data_dir), [text.encode()], durable=True, private=True)
     except StorageError as error:
         logger.warning("the addresses to join through are not kept for later starts: %s", error)
-
-
-STARTED = "started.json"
-OF_ONE_START = {"join", "invite", "run", "data_dir", "run_file", "genesis", "yes", "log", "learner_socket"}
-"""Settings that hold for one start, or are remembered elsewhere."""
-
-
-def keep_settings(settings: NodeSettings) -> None:
-    """Keep what this start was given, in place of what earlier ones were, for starts with nothing. A failure
-    is logged."""
-    kept: Values = {}
-    for each in msgspec.structs.fields(NodeSettings):
-        value = getattr(settings, each.name)
-        if each.name not in OF_ONE_START and value != each.default:
-            kept[each.name] = str(expanded(value).absolute()) if isinstance(value, Path) else value
-    try:
-        Files().save(settings.data_dir / STARTED, [msgspec.json.encode(kept)], durable=True, private=True)
-    except StorageError as error:
-        logger.warning("the settings are not kept for later starts: %s", error)
-
-
-def kept_settings(data_dir: Path) -> Values:
-    """Load what the last start was given; paths are texts."""
-    return read_note(data_dir / STARTED, msgspec.json.Decoder(Values).decode, logger.warning) or {}
 
 
 def load_own_addresses(data_dir: Path) -> list[str]:
