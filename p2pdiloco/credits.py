@@ -423,7 +423,7 @@ def count_line(
         StorageError: the history cannot be read.
     """
     ledger = FragmentLedger(run, fragment, bucket_s)
-    for record in history.along(history.line(tip)):
+    for record in history.along(fragment, history.line(fragment, tip)):
         false: frozenset[int] = frozenset()
         if signatures is not None:
             if not signatures.is_signed(record.version):
@@ -577,24 +577,27 @@ class HistoryStore:
             with storage_errors(action, self._path):
                 yield self._opened or self._open()
         except sqlite3.Error as error:
-            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.OperationalError):
                 raise StorageError(f"cannot {action} {self._path}: {error}") from error
             self.close()
-            self._path.replace(self._path.with_suffix(".db.corrupt"))
+            with storage_errors("set aside", self._path):
+                self._path.replace(self._path.with_suffix(".db.corrupt"))
             raise StorageError(f"{self._path} is damaged, and was set aside: {error}") from error
 
     def _open(self) -> sqlite3.Connection:
         self._folder.mkdir(parents=True, exist_ok=True)
-        is_new = not self._path.exists()
+        opened = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         # Nobody else uses it: without shared memory a log can be kept on any file system.
-        self._opened = opened = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = NORMAL"):
             opened.execute(f"PRAGMA {pragma}").fetchall()
-        opened.execute("CREATE TABLE IF NOT EXISTS versions (digest BLOB PRIMARY KEY, record BLOB NOT NULL)")
-        if is_new:
+        if not opened.execute("SELECT 1 FROM sqlite_master").fetchone():
+            opened.execute("BEGIN")
+            opened.execute("CREATE TABLE versions (digest BLOB PRIMARY KEY, record BLOB NOT NULL)")
             for path in sorted(self._folder.glob("[0-9]*/*.[lz]*")):  # as earlier releases kept it
                 for _, record in read_frames(_decompressed(path.read_bytes())):
-                    self.append(record)
+                    opened.execute(INSERT, _row_of(record))
+            opened.execute("COMMIT")
+        self._opened = opened
         return opened
 
     def close(self) -> None:
@@ -609,42 +612,49 @@ class HistoryStore:
         Raises:
             StorageError: it is not saved; what was there is as it was.
         """
-        row = record.version.header.digest(), zlib.compress(_encoder.encode(record))
         with self._database("save") as database:
-            database.execute("INSERT OR REPLACE INTO versions VALUES (?, ?)", row)
+            database.execute(INSERT, _row_of(record))
 
-    def find(self, digest: bytes) -> HistoryRecord | None:
+    def find(self, fragment: int, tip: HeadRef) -> HistoryRecord | None:
         """Find the record of that very version; a damaged one is none. Raises: StorageError."""
         with self._database("read") as database:
-            row = database.execute("SELECT record FROM versions WHERE digest = ?", (digest,)).fetchone()
+            row = database.execute("SELECT record FROM versions WHERE digest = ?", (tip.digest,)).fetchone()
         try:
-            return _decoder.decode(zlib.decompress(row[0])) if row is not None else None
+            record = _decoder.decode(zlib.decompress(row[0])) if row is not None else None
         except (zlib.error, *DAMAGE):
             return None
+        header = record.version.header if record is not None else None
+        return record if header and (header.fragment, header.number) == (fragment, tip.number) else None
 
-    def down(self, tip: HeadRef) -> Iterator[HistoryRecord]:
+    def down(self, fragment: int, tip: HeadRef) -> Iterator[HistoryRecord]:
         """Read that version, its parent, and so on, as far as they are here; version 0 is never among them.
 
         Raises: StorageError.
         """
-        number, digest = tip.number, tip.digest
-        while number > 0 and (record := self.find(digest)) is not None:
+        while tip.number > 0 and (record := self.find(fragment, tip)) is not None:
             yield record
-            number, digest = number - 1, record.version.header.parent
+            tip = HeadRef(tip.number - 1, record.version.header.parent)
 
-    def line(self, tip: HeadRef) -> VersionLine:
+    def line(self, fragment: int, tip: HeadRef) -> VersionLine:
         """Find what is here of the chain with that head. Raises: StorageError."""
-        digests = [tip.digest, *(record.version.header.parent for record in self.down(tip))]
+        digests = [tip.digest, *(record.version.header.parent for record in self.down(fragment, tip))]
         wanted = digests.pop()
         return VersionLine(tuple(reversed(digests)), tip.number - len(digests) + 1, wanted)
 
-    def along(self, line: VersionLine) -> Iterator[HistoryRecord]:
+    def along(self, fragment: int, line: VersionLine) -> Iterator[HistoryRecord]:
         """Read the records of a line, oldest first. Raises: StorageError."""
-        for digest in line.digests:
-            record = self.find(digest)
+        for number, digest in enumerate(line.digests, line.first):
+            record = self.find(fragment, HeadRef(number, digest))
             if record is None:
                 return  # it was deleted meanwhile
             yield record
+
+
+INSERT = "INSERT OR REPLACE INTO versions VALUES (?, ?)"
+
+
+def _row_of(record: HistoryRecord) -> tuple[bytes, bytes]:
+    return record.version.header.digest(), zlib.compress(_encoder.encode(record))
 
 
 def _decompressed(content: bytes) -> bytes:

@@ -59,7 +59,7 @@ DEMO = partial(setting, DemoSettings)
 
 
 @click.command(cls=SpacedLists, epilog=example("bootstrap"))
-@flags_of(BootstrapSettings)
+@flags_of(BootstrapSettings, False)
 @config_option("bootstrap")
 def bootstrap(**values: Any) -> int | None:
     """Serve a well-known address: discovery, manifests, list of runs. Trains nothing."""
@@ -75,7 +75,7 @@ def bootstrap(**values: Any) -> int | None:
 @click.argument(
     "invite", metavar="[LINK|INVITE]", required=False, default="", envvar=known_variable("--invite")
 )
-@flags_of(NodeSettings)
+@flags_of(NodeSettings, False)
 @config_option("node")
 @help_all
 def node(**values: Any) -> int | None:

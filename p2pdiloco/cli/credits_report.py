@@ -119,8 +119,8 @@ class _Folder:
     def __init__(self, folder: Path) -> None:
         self.store = HistoryStore(folder)
 
-    async def line(self, tip: HeadRef) -> VersionLine:
-        return await asyncio.to_thread(self.store.line, tip)
+    async def line(self, fragment: int, tip: HeadRef) -> VersionLine:
+        return await asyncio.to_thread(self.store.line, fragment, tip)
 
     async def add(self, records: Sequence[HistoryRecord]) -> None:
         for record in records:
@@ -294,7 +294,7 @@ class _Collector:
                 left.values(), key=lambda tip: (said[tip] if best is None else 0, tip.number, tip.digest)
             )
             await filling.fill(into, fragment, tip)
-            line = await into.line(tip)
+            line = await into.line(fragment, tip)
             known = dict(enumerate(line.digests, line.first)) | {tip.number: tip.digest}
             here = {p for p, v in voices.items() if known.get(v.number) == v.digest}
             most = most or max(SHORT_LINE, MAX_AHEAD * tip.number)  # nobody is made to fetch for ever

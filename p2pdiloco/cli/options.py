@@ -128,13 +128,6 @@ class FlagOption(click.Option):
             names = names.replace(f", {alias}", "")
         return names, text
 
-    def get_help_extra(self, ctx: click.Context) -> Any:
-        """click's own. Where many are shown, the variables go without saying (`config_option`)."""
-        extra = super().get_help_extra(ctx)
-        if has_parts(ctx):
-            extra.pop("envvars", None)
-        return extra
-
 
 def has_parts(ctx: click.Context) -> bool:
     """Tell whether the command has so many options that they are shown in parts."""
@@ -161,7 +154,9 @@ FILE = click.Path(path_type=Path)
 """Type of a path. Several paths in a variable are separated as in PATH."""
 
 
-def setting(settings: type[Struct], spelled: str, field: str = "", **options: Any) -> Command:
+def setting(
+    settings: type[Struct], spelled: str, show_envvar: bool = True, field: str = "", **options: Any
+) -> Command:
     """A click option for one field of a settings struct; the field's default is the flag's."""
     name = field or spelled.lstrip("-").replace("-", "_")
     default = next(f.default for f in msgspec.structs.fields(settings) if f.name == name)
@@ -172,21 +167,23 @@ def setting(settings: type[Struct], spelled: str, field: str = "", **options: An
         name,
         default=default,
         envvar=known_variable(spelled.partition("/")[0]),
-        show_envvar=True,
+        show_envvar=show_envvar,
         show_default=default not in ("", None, (), False),
         **options,
     )
 
 
-def flags_of(settings: type[Struct]) -> Callable[[Command], Command]:
-    """Options of all fields of a settings struct whose types carry a flag."""
+def flags_of(settings: type[Struct], says_variables: bool = True) -> Callable[[Command], Command]:
+    """Options of all fields of a settings struct whose types carry a flag. `says_variables`: their help does;
+    that of --config says it for all."""
 
     def make(command: Command) -> Command:
         kinds = get_type_hints(settings)
         for name, flag in reversed(flags(settings).items()):
             negative = f"/--no-{name}" if getattr(settings(), name) is True else ""
             option = partial(setting, settings, flag_of(name) + negative, field=name)
-            command = option(cls=FlagOption, flag=flag, **_values_of(kinds[name]))(command)
+            values = _values_of(kinds[name])
+            command = option(says_variables, cls=FlagOption, flag=flag, **values)(command)
         return command
 
     return make

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from p2pdiloco.config.manifest import keys_of
 from p2pdiloco.config.values import (
     check_join_address,
     check_multiaddr,
@@ -707,14 +708,15 @@ def changed(limits: OwnLimits, changes: dict[str, str]) -> OwnLimits:
         name = _field(given)
         if name not in FIELDS:
             raise ConfigError(
-                f'there is no limit "{given[:40]}"', "limits: " + ", ".join(map(_plain, FIELDS))
+                f'there is no limit "{given[:40]}"',
+                "limits: " + ", ".join(flag_of(name)[2:] for name in FIELDS),
             )
         values[name] = _value(name, text.strip())
     try:
-        found = msgspec.convert({**msgspec.structs.asdict(limits), **values}, OwnLimits)
+        found = msgspec.convert({**msgspec.structs.asdict(limits), **values}, OwnLimits, strict=False)
     except msgspec.ValidationError as error:
         name = str(error).partition("`$.")[2].rstrip("`")
-        raise ConfigError(f"{flag_of(name)}: {str(error).partition(' - at')[0]}") from error
+        raise ConfigError(f"{flag_of(name)} must be {keys_of(OwnLimits)[name].words}") from error
     bounds_of(found)
     return found
 
@@ -735,16 +737,7 @@ def _value(name: str, text: str) -> Any:
         if text.lower() not in (*YES, *NO):
             raise ConfigError(f'{flag_of(name)} must be yes or no, it is "{text[:40]}"')
         return text.lower() in YES
-    if isinstance(DEFAULTS[name], float):
-        try:
-            return float(text)
-        except ValueError:
-            raise ConfigError(f'{flag_of(name)} must be a number, it is "{text[:40]}"') from None
     return text
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def value_text(value: object) -> str:

@@ -282,10 +282,6 @@ class Outbox:
         self._effects.append(Ask(token, effect))
         return token
 
-    def waits(self, token: int) -> bool:
-        """Tell whether that effect is not answered yet."""
-        return token in self._asked
-
     def answered(self, token: int) -> Asked:
         """Take out what was asked under that token."""
         invariant(token in self._asked, f"nothing is asked under token {token}")

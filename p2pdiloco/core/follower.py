@@ -323,6 +323,8 @@ class Follower:
                 # It is another than was asked for, or a sibling of ours that is no proof.
                 self._doubts.add(peer, self._shared.timing.retry_s, now, math.inf)
             self._done(now, ok=False)
+            if fault is VersionFault.OTHER_HOLDER:
+                self._retry_at_s = now  # others' versions may bind us
         else:
             self._disappointed(peer, True, now)
         self._need_state = self._need_state or fault.forked

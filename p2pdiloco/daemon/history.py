@@ -110,7 +110,7 @@ class HistoryKeeper:
         for version in versions:
             header = version.header
             try:
-                if self._history.find(header.digest()) is None:
+                if self._history.find(header.fragment, HeadRef.of(header.head())) is None:
                     self._history.append(HistoryRecord(0, version))  # nobody knows when it was taken
             except StorageError as error:
                 self._complain(error)
@@ -189,13 +189,13 @@ class HistoryKeeper:
 
     def _recount(self, fragment: int) -> None:
         tip = self._tips[fragment]
-        if self._history.find(tip.digest) is None:
+        if self._history.find(fragment, tip) is None:
             tip = self._kept.get(fragment, tip)
         self._ledgers[fragment] = count_line(self._history, self._run, fragment, tip)
 
-    async def line(self, tip: HeadRef) -> VersionLine:
+    async def line(self, fragment: int, tip: HeadRef) -> VersionLine:
         """Find what is here of the chain that ends in `tip`. Raises: StorageError."""
-        return await self._in_thread(partial(self._history.line, tip))
+        return await self._in_thread(partial(self._history.line, fragment, tip))
 
     async def add(self, records: Sequence[HistoryRecord]) -> None:
         """Keep records that others gave. Raises: StorageError."""
@@ -211,7 +211,8 @@ class HistoryKeeper:
     async def _add_up(self) -> None:
         self.credits = await self._in_thread(lambda: credits_of(self._ledgers))
         try:
-            await self._in_thread(partial(self._names.save, [row.peer for row in self.credits.rows]))
+            if peers := [row.peer for row in self.credits.rows]:
+                await self._in_thread(partial(self._names.save, peers))
         except StorageError as error:
             self._complain(error)
 
@@ -250,12 +251,12 @@ class HistoryKeeper:
 
     # --- for others ----------------------------------------------------------------------------------
 
-    async def page(self, tip: HeadRef) -> bytes:
+    async def page(self, fragment: int, tip: HeadRef) -> bytes:
         """Read that version and those before it, until a page is full; empty: it is not here.
 
         Raises: StorageError.
         """
-        return await self._in_thread(lambda: page_of(self._history.down(tip)))
+        return await self._in_thread(lambda: page_of(self._history.down(fragment, tip)))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await self._loop.run_in_executor(self._io, work)
@@ -274,7 +275,7 @@ TRIES, BUSY_S = 5, 2.0
 class FetchedInto(Protocol):
     """Place for records that were fetched."""
 
-    async def line(self, tip: HeadRef) -> VersionLine:
+    async def line(self, fragment: int, tip: HeadRef) -> VersionLine:
         """Find what is here of the chain that ends in `tip`."""
 
     async def add(self, records: Sequence[HistoryRecord]) -> None:
@@ -326,7 +327,7 @@ class Filling:
         """Fetch what is missing of the line that ends in `tip`. Returns the oldest version that is there."""
         asked = list(self._peers)
         while True:
-            line = await into.line(tip)
+            line = await into.line(fragment, tip)
             if line.is_whole:
                 return line.first
             tip = HeadRef(line.first - 1, line.wanted)
@@ -417,7 +418,7 @@ class HistoryDoor:
         log, page = self._log(fragment), b""
         if self._keeper is not None and log:
             with suppress(StorageError):  # the keeper's person hears of it when it writes
-                page = await self._keeper.page(tip)
+                page = await self._keeper.page(fragment, tip)
         return page or page_of(from_log(log, tip))
 
 

@@ -36,7 +36,6 @@ from p2pdiloco.daemon.display.snapshot import (
     Proposed,
     ProposedSeat,
     StatusReport,
-    counted,
     excluded_rows,
     mean_loss,
     offices_of,
@@ -180,13 +179,12 @@ class Report:
 
     def _doubt(self, now: float) -> str:
         words = [f"a state was taken untried: {self._core.untried}"] if self._core.untried else []
-        for chain in (fragment.chain for fragment in self._core.fragments):
-            seats, fragment = chain.marks.seats, chain.header.fragment
-            here = seats.intersection((self._diary.me, *self._core.shared.view.confirmed(now)))
-            # In groups each node hears its neighbours only.
-            if chain.header.groups == 1 and 2 * len(here) < len(seats):
-                words.append(f"{len(here)} of {counted(len(seats), 'seat')} of fragment {fragment} are here")
-                break
+        chain = self._core.fragments[0].chain
+        seats = chain.marks.seats
+        here = seats.intersection((self._diary.me, *self._core.shared.view.confirmed(now)))
+        # In groups each node hears its neighbours only.
+        if chain.header.groups == 1 and 2 * len(here) < len(seats):
+            words.append(f"few seats are here: {len(here)} of {len(seats)}")
         return "; ".join(words)
 
     def _own_row(self, fragments: Sequence[FragmentRow]) -> PeerRow:

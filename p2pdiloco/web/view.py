@@ -24,6 +24,7 @@ from p2pdiloco.daemon.display.snapshot import (
     MAX_EXCLUDED_ROWS,
     MAX_PEER_ROWS,
     MAX_RECENT_LINES,
+    DataRow,
     ExcludedRow,
     FragmentRow,
     NewestRow,
@@ -261,14 +262,6 @@ class Mark(Row, frozen=True, kw_only=True):
     """Number of such events that this mark stands for: marks of one kind that are close are one."""
 
 
-class DataView(Row, frozen=True, kw_only=True):
-    """Data read."""
-
-    epoch: Natural = 0
-    shards: Natural = 0
-    begun: Natural = 0
-
-
 class CreditView(Row, frozen=True, kw_only=True):
     """Credit of one learner: what of its work is merged, by the signed labels in versions."""
 
@@ -325,7 +318,7 @@ class PublicView(Row, frozen=True, kw_only=True):
     fragments: Annotated[tuple[StripView, ...], Meta(max_length=MAX_FRAGMENTS)] = ()
     marks: Annotated[tuple[Mark, ...], Meta(max_length=MAX_MARKS)] = ()
     """Marks of the time axis, oldest first."""
-    data: DataView | None = None
+    data: DataRow | None = None
     """Data that was read, as the node whose view this is knows; None: not known."""
     credits: Annotated[tuple[CreditView, ...], Meta(max_length=MAX_CREDITS)] = ()
     """Credits, the most tokens first."""
@@ -582,7 +575,7 @@ def public_view(
         excluded=report.excluded,
         fragments=tuple(_strip(row, names, at_s or {}) for row in report.fragments),
         marks=_marks(report, names, shift_s, now_s),
-        data=_data(report),
+        data=report.data,
         credits=credits,
         join=join or JoinView(),
     )
@@ -673,11 +666,6 @@ def _marks(report: StatusReport, names: dict[str, str], shift_s: float, now_s: f
         for event in report.marks
         if event.kind in kinds and event.at_s + shift_s <= now_s + 1
     )
-
-
-def _data(report: StatusReport) -> DataView | None:
-    data = report.data
-    return None if data is None else DataView(epoch=data.epoch, shards=data.shards, begun=data.begun)
 
 
 def credit_views(answer: CreditsAnswer | None, own: str = "") -> tuple[CreditView, ...]:

@@ -398,19 +398,21 @@ def test_on_every_line_each_piece_of_work_counts_once(merges: list[Merge], rando
 
 
 def numbers(history: HistoryStore, head: SignedVersion) -> list[int]:
-    return [r.version.header.number for r in history.down(tip(head))]
+    return [r.version.header.number for r in history.down(0, tip(head))]
 
 
 def test_a_line_is_found_also_by_a_later_life(tmp_path: Path) -> None:
     versions = chain(60)
     history = history_of(tmp_path, versions)
     for _ in range(2):
-        line = history.line(tip(versions[-1]))
+        line = history.line(0, tip(versions[-1]))
         assert line.is_whole and line.wanted == versions[0].header.parent
-        assert [r.version for r in history.along(line)] == versions
+        assert [r.version for r in history.along(0, line)] == versions
         history.close()
-    assert history.find(versions[6].header.digest()) == record(versions[6])
-    assert history.find(bytes(32)) is None
+    assert history.find(0, tip(versions[6])) == record(versions[6])
+    assert history.find(0, HeadRef(7, bytes(32))) is None
+    digest = versions[6].header.digest()
+    assert [history.find(f, HeadRef(n, digest)) for f, n in ((0, 8), (1, 7))] == [None, None]
 
 
 def test_what_was_appended_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
@@ -449,18 +451,18 @@ def test_of_branches_the_line_of_the_head_counts(tmp_path: Path) -> None:
     for _ in range(7):
         other.append(child(other[-1].header, syncer="p2", learners=("p2",)))
     history = history_of(tmp_path, [*versions, *other])
-    line = history.line(tip(other[-1]))
-    assert [r.version for r in history.along(line)] == [*versions[:5], *other]
+    line = history.line(0, tip(other[-1]))
+    assert [r.version for r in history.along(0, line)] == [*versions[:5], *other]
 
 
 def test_what_is_missing_is_said_and_can_come_later(tmp_path: Path) -> None:
     versions = chain(30)
     history = history_of(tmp_path, versions[20:])
-    line = history.line(tip(versions[-1]))
+    line = history.line(0, tip(versions[-1]))
     assert (line.first, line.wanted) == (21, versions[19].header.digest()) and not line.is_whole
     for version in reversed(versions[:20]):
         history.append(record(version))
-    assert history.line(tip(versions[-1])).is_whole
+    assert history.line(0, tip(versions[-1])).is_whole
 
 
 def test_a_damaged_record_is_as_if_it_were_not_there(tmp_path: Path) -> None:
@@ -470,9 +472,9 @@ def test_a_damaged_record_is_as_if_it_were_not_there(tmp_path: Path) -> None:
         database.execute(
             "UPDATE versions SET record = x'00' WHERE digest = ?", (versions[3].header.digest(),)
         )
-    assert history.line(tip(versions[-1])).first == 5
+    assert history.line(0, tip(versions[-1])).first == 5
     history.append(record(versions[3]))
-    assert history.line(tip(versions[-1])).is_whole
+    assert history.line(0, tip(versions[-1])).is_whole
 
 
 def test_a_damaged_file_is_set_aside_and_filled_anew(tmp_path: Path) -> None:
@@ -482,11 +484,11 @@ def test_a_damaged_file_is_set_aside_and_filled_anew(tmp_path: Path) -> None:
     path = tmp_path / "history.db"
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(StorageError, match="is damaged, and was set aside"):
-        history.line(tip(versions[-1]))
-    assert not history.line(tip(versions[-1])).digests and (tmp_path / "history.db.corrupt").exists()
+        history.line(0, tip(versions[-1]))
+    assert not history.line(0, tip(versions[-1])).digests and (tmp_path / "history.db.corrupt").exists()
     for version in versions:
         history.append(record(version))
-    assert history.line(tip(versions[-1])).is_whole
+    assert history.line(0, tip(versions[-1])).is_whole
 
 
 def test_a_page_ends_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

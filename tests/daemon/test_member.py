@@ -70,7 +70,7 @@ async def test_who_has_few_seats_for_company_says_so(tmp_path: Path) -> None:
     seats = "one", "two", "three", "four", "five"
     async with Neighbourhood(tmp_path, seats=seats) as around:
         one = await around.member("one", genesis=True)
-        assert one.report.status(0.0).doubt == "1 of 5 seats of fragment 0 are here"
+        assert one.report.status(0.0).doubt == "few seats are here: 1 of 5"
         for name in seats[1:3]:
             await around.member(name)
         now = asyncio.get_running_loop().time

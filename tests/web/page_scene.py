@@ -11,12 +11,12 @@ import segno
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.reasons import LossFinding
+from p2pdiloco.daemon.display.snapshot import DataRow
 from p2pdiloco.web.view import (
     BehindReason,
     ContributionsView,
     Control,
     CreditView,
-    DataView,
     Forecast,
     JoinView,
     LinkView,
@@ -221,7 +221,7 @@ def scene(now_s: float = NOW_S, own: bool = True, fragments: int = 24) -> RunVie
             for i in range(fragments)
         ),
         marks=marks,
-        data=DataView(epoch=1, shards=240, begun=57),
+        data=DataRow(epoch=1, shards=240, begun=57),
         credits=_credits(now_s),
         join=JoinView(
             line=f"p2pdiloco node {LINK}",

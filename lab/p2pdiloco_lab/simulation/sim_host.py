@@ -95,6 +95,8 @@ class Host:
         self.uplink = UplinkMeter(
             lambda: Meter(sent, lambda: self.local_now, least_bytes=least_bytes), disk.uplink_bits_per_s
         )
+        self._asked: set[int] = set()
+        """Tokens of what is not answered yet."""
         self._cut: set[int] = set()
         """Tokens of fetches that were cut short, and whose real answer is still to come."""
         self._handlers, self._answers = self._effect_handlers(), self._answering()
@@ -247,6 +249,7 @@ class Host:
     def carry_out(self, effect: ev.Effect) -> None:
         """One effect."""
         if isinstance(effect, ev.Ask):
+            self._asked.add(effect.token)
             answered = partial(self._answered, effect.token)
             self._observed(effect.effect)
             self._answers[type(effect.effect)](effect.effect, answered)
@@ -260,10 +263,11 @@ class Host:
             if isinstance(answer, ev.UpdateFetched):
                 self.tickets.free(answer.ticket)
             return
+        self._asked.discard(token)
         self.feed(ev.Answered(token, answer))
 
     def _cut_short(self, token: int) -> None:
-        if self.core.shared.out.waits(token):
+        if token in self._asked:
             self._answered(token, ev.FetchFailed(FetchFailure.SLOW))
             self._cut.add(token)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from asyncio import FIRST_COMPLETED
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -135,12 +136,13 @@ class Copying:
         }
         begun = asyncio.ensure_future(copy.begun.wait())
         waiting: set[asyncio.Future[Any]] = {begun}
-        first = asyncio.FIRST_COMPLETED
         asked = {effect.peer}
         try:
             while workers and not copy.complete:
-                left_s = None if begun.done() else max(0.0, until_s - self.now())
-                done, _ = await asyncio.wait(waiting | set(workers), timeout=left_s, return_when=first)
+                left_s = None if begun.done() else until_s - self.now()
+                done, _ = await asyncio.wait(
+                    waiting | set(workers), timeout=left_s, return_when=FIRST_COMPLETED
+                )
                 if not done:
                     break  # others can help only once its header says of which version it is
                 waiting.difference_update(done)

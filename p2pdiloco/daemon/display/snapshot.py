@@ -112,22 +112,6 @@ class Finding(Frozen):
     """Time since which it is so, in seconds since 1970; 0: since it was found first."""
 
 
-class LearnerPause(Frozen):
-    """Rest of this node's learner."""
-
-    reason: PauseReason
-    since: float
-    """Seconds since 1970 by this machine's clock."""
-    words: str
-    ends: str
-    handed_over: bool = False
-    """True: all that was made is merged."""
-
-    def line(self) -> str:
-        """Say it in one line: "idle: on battery since 14:02, until mains power is back"."""
-        return f"idle: {self.words} since {clock_text(self.since)}, until {self.ends}"
-
-
 class PauseRow(Row, kw_only=True):
     """Row of why this node's learner rests, by the wish of its machine's owner (`daemon.owner.pauses`)."""
 

@@ -35,7 +35,6 @@ from p2pdiloco.adapters.p2pd import MAX_SOCKET_PATH_BYTES, socket_folder
 from p2pdiloco.config.settings import NodeSettings, limits_of
 from p2pdiloco.daemon.budgets import LinkCapacity, apart
 from p2pdiloco.daemon.display.snapshot import (
-    LearnerPause,
     PauseReason,
     PauseRow,
     Proposed,
@@ -199,7 +198,7 @@ class NodeControls:
         self._now = asyncio.get_running_loop().time
         self._keeper = WishKeeper(settings.data_dir, limits_of(settings), machine or OwnersMachine(), wall)
         self._member: MemberHandle | None = None
-        self._rest: LearnerPause | None = None
+        self._rest: PauseRow | None = None
         self._told: ch.SpareMachine | None = None
         self._permitted: LinkCapacity | None = None
         self._leaves_by_s: float | None = None
@@ -225,14 +224,14 @@ class NodeControls:
             raise UserError("the node leaves already", "start it again: p2pdiloco node")
         if not (self._keeper.paused_since or self._keeper.finishing_since):
             return (
-                f"not paused; {self._rest.line()}" if self._rest is not None else "not paused: nothing to do"
+                f"not paused; {self._rest.words}" if self._rest is not None else "not paused: nothing to do"
             )
         if self._keeper.paused_since:
             await _carried_through(self._keeper.pause(False))
         self._keeper.finish(False)
         self.look()
         return (
-            f"resumed, but {self._rest.line()}" if self._rest is not None else "resumed: the learner goes on"
+            f"resumed, but {self._rest.words}" if self._rest is not None else "resumed: the learner goes on"
         )
 
     def finish(self) -> str:
@@ -282,16 +281,7 @@ class NodeControls:
 
     def pause_row(self) -> PauseRow | None:
         """Make the row of why the learner rests; None: it does not."""
-        rest = self._rest
-        if rest is None:
-            return None
-        return PauseRow(
-            reason=rest.reason,
-            since=rest.since,
-            words=rest.line()[:240],
-            ends=rest.ends[:240],
-            handed_over=rest.handed_over,
-        )
+        return self._rest
 
     def transfer_row(self) -> TransferRow:
         """Make the row of this month's bytes."""
@@ -333,7 +323,7 @@ class NodeControls:
             self.away.set()
             program.tell_ready()
             if self._rest is not None:
-                program.tell_status(self._rest.line())
+                program.tell_status(self._rest.words)
             self._changed.clear()
             await self._changed.wait()
         self.away.clear()
@@ -362,7 +352,7 @@ class NodeControls:
     def _count(self, member: MemberHandle) -> None:
         self._keeper.book.look(member.carried_bytes(), self._now(), self._wall())
 
-    def _carry_out(self, member: MemberHandle, rest: LearnerPause | None) -> None:
+    def _carry_out(self, member: MemberHandle, rest: PauseRow | None) -> None:
         bounds = self._keeper.bounds
         wish = ch.SpareMachine(rest is not None, bounds.min_step_s)
         if wish != self._told:
@@ -373,7 +363,7 @@ class NodeControls:
             self._permitted = link
             member.permit(link)
 
-    def _leave_if(self, rest: LearnerPause | None, now: float) -> None:
+    def _leave_if(self, rest: PauseRow | None, now: float) -> None:
         if rest is None or not rest.reason.leaves:
             self._leaves_by_s = None
             return
@@ -386,11 +376,11 @@ class NodeControls:
         else:
             self.away.set()
 
-    def _say(self, before: LearnerPause | None, rest: LearnerPause | None) -> None:
+    def _say(self, before: PauseRow | None, rest: PauseRow | None) -> None:
         was, now = (r.reason.value if r is not None else "" for r in (before, rest))
         if was == now:
             return
-        words = rest.line() if rest is not None else "the owner's wishes let the learner go on"
+        words = rest.words if rest is not None else "the owner's wishes let the learner go on"
         if self._member is not None:
             self._member.note(words, now or "no")
         else:

@@ -22,7 +22,7 @@ import psutil
 
 from p2pdiloco.config.settings import DAY_MIN, Bounds, Span, next_begin_min
 from p2pdiloco.daemon.budgets import begun
-from p2pdiloco.daemon.display.snapshot import Finding, LearnerPause, PauseReason, clock_text, duration
+from p2pdiloco.daemon.display.snapshot import Finding, PauseReason, PauseRow, clock_text, duration
 from p2pdiloco.errors import ConfigError
 from p2pdiloco.util import MovingAverage
 
@@ -59,7 +59,7 @@ class Governor:
         """Go by these sources from now on. A reason that none of them finds ends with the next look."""
         self._sources, self._is_changed = list(sources), True
 
-    def look(self, now: float, wall: float, words: Sequence[Finding] = ()) -> LearnerPause | None:
+    def look(self, now: float, wall: float, words: Sequence[Finding] = ()) -> PauseRow | None:
         """Look at everything. `now` is a clock that is never set, `wall` the time of day. `words`: what
         people said.
 
@@ -81,7 +81,9 @@ class Governor:
         if not resting:
             return None
         first = min(resting, key=lambda held: _ORDER[held.finding.reason])
-        return LearnerPause(first.finding.reason, first.since, first.finding.words, first.finding.ends)
+        why, ends = first.finding.words, first.finding.ends
+        line = f"idle: {why} since {clock_text(first.since)}, until {ends}"
+        return PauseRow(reason=first.finding.reason, since=first.since, words=line[:240], ends=ends[:240])
 
 
 def _lasts(reason: PauseReason, held: _Held, now: float) -> bool:

@@ -34,7 +34,7 @@ from p2pdiloco.config.settings import (
     value_text,
 )
 from p2pdiloco.daemon.budgets import apart, begun
-from p2pdiloco.daemon.display.snapshot import Finding, LearnerPause, PauseReason, TransferRow, size
+from p2pdiloco.daemon.display.snapshot import Finding, PauseReason, PauseRow, TransferRow, size
 from p2pdiloco.daemon.owner.pauses import Governor, OwnersMachine
 from p2pdiloco.errors import StorageError
 from p2pdiloco.util import read_note
@@ -153,7 +153,7 @@ class WishKeeper:
         """Leave so many bytes of the budget for handing over."""
         self._reserve_bytes = nbytes
 
-    def look(self, now: float, wall: float) -> LearnerPause | None:
+    def look(self, now: float, wall: float) -> PauseRow | None:
         """Decide whether the learner rests. `now`: a clock that is never set."""
         return self._governor.look(now, wall, self._words(wall))
 

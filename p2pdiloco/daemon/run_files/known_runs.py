@@ -379,11 +379,15 @@ def keep_joined_through(data_dir: Path, addresses: Sequence[str]) -> None:
     kept = tuple(addresses[:MAX_JOINED_THROUGH])
     if not kept or kept == load_joined_through(data_dir):
         return
-    text = "".join(f"{line}\n" for line in kept)
+    _keep(join_file(data_dir), kept, "the addresses to join through", durable=True)
+
+
+def _keep(path: Path, lines: Iterable[str], what: str, durable: bool = False) -> None:
+    text = "".join(f"{line}\n" for line in lines)
     try:
-        Files().save(join_file(data_dir), [text.encode()], durable=True, private=True)
+        Files().save(path, [text.encode()], durable=durable, private=True)
     except StorageError as error:
-        logger.warning("the addresses to join through are not kept for later starts: %s", error)
+        logger.warning("%s are not kept for later starts: %s", what, error)
 
 
 def load_own_addresses(data_dir: Path) -> list[str]:
@@ -393,11 +397,7 @@ def load_own_addresses(data_dir: Path) -> list[str]:
 
 def save_own_addresses(data_dir: Path, addresses: Sequence[str]) -> None:
     """Save the node's own addresses. A failure is logged: an invite then needs to be told some."""
-    path = data_dir / OWN
-    try:
-        path.write_text("".join(f"{line}\n" for line in addresses[:MAX_PEERS]), "ascii")
-    except (OSError, UnicodeEncodeError) as error:
-        logger.warning("this node's addresses cannot be kept in %s: %s", path, error)
+    _keep(data_dir / OWN, addresses[:MAX_PEERS], "this node's addresses")
 
 
 def save_peers(data_dir: Path, peers: Sequence[Sequence[str]]) -> None:
@@ -406,20 +406,13 @@ def save_peers(data_dir: Path, peers: Sequence[Sequence[str]]) -> None:
     So whoever met only one peer this time does not forget all others. A failure is logged: it costs this
     memory only.
     """
-    path = peers_file(data_dir)
-    temporary = path.with_name(path.name + ".tmp")
     kept = {peer_in(addresses[0]): list(addresses[:4]) for addresses in peers if addresses}
     earlier: dict[str, list[str]] = {}
     for address in load_peers(data_dir):
         if peer_in(address) not in kept:
             earlier.setdefault(peer_in(address), []).append(address)
     lines = [line for found in [*earlier.values(), *kept.values()][-MAX_PEERS:] for line in found]
-    try:
-        temporary.write_text("".join(f"{line}\n" for line in lines), "ascii")
-        temporary.replace(path)
-    except (OSError, UnicodeEncodeError) as error:
-        # A temporary file that may be left behind is overwritten the next time.
-        logger.warning("the addresses of peers cannot be kept in %s: %s", path, error)
+    _keep(peers_file(data_dir), lines, "the addresses of peers")
 
 
 SCHEME = "p2pdiloco:"

@@ -77,7 +77,7 @@ def test_status_says_how_far_the_run_is_what_its_owner_says_and_how_old_a_loss_i
 
 
 def test_a_doubt_is_seen_here_and_by_others() -> None:
-    doubted = replace(snapshot(), doubt="2 of 5 seats of fragment 0 are here")
+    doubted = replace(snapshot(), doubt="few seats are here: 2 of 5")
     for shown in (render(doubted), render_status(status_of(doubted))):
         assert doubted.doubt in "\n".join(printed(shown, 120, 50))
 

@@ -175,8 +175,8 @@ async def test_who_has_others_to_serve_is_asked_again(
     store, head = HistoryStore(tmp_path), versions[-1].header
 
     class Into:
-        async def line(self, tip: HeadRef) -> VersionLine:
-            return store.line(tip)
+        async def line(self, fragment: int, tip: HeadRef) -> VersionLine:
+            return store.line(fragment, tip)
 
         async def add(self, records: Sequence[HistoryRecord]) -> None:
             for one in records:

@@ -138,7 +138,7 @@ async def test_who_begins_to_keep_later_gets_the_rest_from_another_keeper(tmp_pa
         assert two.keeper is not None
         await until(lambda: two.keeper.credits.rows and not two.keeper.credits.missing, "the rest has come")
         told = await counted(two)
-        assert (await two.keeper.line(tip_of(two))).is_whole
+        assert (await two.keeper.line(0, tip_of(two))).is_whole
         assert not told.missing and not told.doubts
         assert sum(row.fragment_tokens for row in told.rows) == run_tokens(two)
 

@@ -78,8 +78,8 @@ def test_a_battery_is_a_rest_until_the_mains_have_been_back_for_a_while():
     assert world.after(3) is None
     assert world.after(5) is PauseReason.BATTERY
     rest = world.governor.look(world.now, WALL + world.now)
-    assert rest.since == WALL + 11 and rest.line().startswith("idle: on battery since ")
-    assert rest.line().endswith(", until mains power is back")
+    assert rest.since == WALL + 11 and rest.words.startswith("idle: on battery since ")
+    assert rest.words.endswith(", until mains power is back")
     assert world.after(100) is PauseReason.BATTERY
     world.plugged = True
     assert world.after(ENDS_AFTER_S - 1) is PauseReason.BATTERY
