@@ -369,7 +369,7 @@ def _is_busy(error: Exception) -> bool:
 MAX_GIVEN = 4
 """Number of pages that go out at one time."""
 LEAST_BYTES = 64 * 1024
-"""Bytes as which every question counts: one for a single version, or none, has a segment unfolded, too."""
+"""Bytes as which every question counts: one for a single version, or none, reads the disk, too."""
 Log = Callable[[int], Sequence[SignedVersion]]
 """Function that lists the newest versions of a fragment of our chain, oldest first."""
 

@@ -120,7 +120,7 @@ class MarkKind(Reason):
     SILENT = "silent", "a member went silent: it died, or its network did"
     ELECTION = "election", "members elect a syncer"
     OFFICE = "office", "a syncer took office, or laid it down"
-    SUSPICION = "suspicion", "a syncer is not counted on any more"
+    SUSPICION = "suspicion", "a syncer is not counted on any more, or left work out"
     FORK = "fork", "two histories met, and one gave way"
     EXCLUDED = "excluded", "a member is shown to have lied, and has lost its place for good"
     COURSE = "course", "the run's owner changed something, or the run rests or ends"
