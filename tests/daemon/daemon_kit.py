@@ -243,9 +243,9 @@ class Neighbourhood:
         await self.lives[member].close()
         await member.peer.transport.close()
 
-    async def rogue(self) -> Rogue:
-        """A peer that knows the run and keeps to no rule."""
-        rogue = Rogue(self.hub, self.run)
+    async def rogue(self, seat: str = "") -> Rogue:
+        """A peer that knows the run and keeps to no rule. `seat`: the name of the seat that it has."""
+        rogue = Rogue(self.hub, self.run, self.folder / seat / "identity.key" if seat else None)
         await rogue.transport.start(rogue)
         self._transports.append(rogue.transport)
         return rogue
@@ -282,8 +282,8 @@ class Neighbourhood:
 class Rogue:
     """Signs with its own key and can say anything. As a donor it serves what `pulls` says."""
 
-    def __init__(self, hub: MemoryNetwork, run: Run) -> None:
-        self.identity = Identity.generate()
+    def __init__(self, hub: MemoryNetwork, run: Run, key: Path | None = None) -> None:
+        self.identity = Identity.load_or_create(key) if key is not None else Identity.generate()
         self.id = self.identity.peer_id
         self.run = run
         self.transport = hub.transport(self.id)

@@ -211,18 +211,19 @@ def forged_version(
     "what", ["noise", "false signature", "false digest", "oversized", "another fragment"]
 )
 async def test_a_donor_that_lies_is_not_believed(what: str, tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
+    async with Neighbourhood(tmp_path, seats=("one", "two", "liar")) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)
-        rogue = await around.rogue()
+        rogue = await around.rogue("liar")
         numel = rogue.run.layouts[0].numel
         signer = Identity.generate() if what == "false signature" else rogue.identity
         # Where something else is false, the digest is right: it alone must not be what saves us.
         zeros = torch.zeros(numel)
-        right = state_digest(1000, zeros, zeros)
+        number = one.head().number + 2  # of one that is far ahead no update would be asked for
+        right = state_digest(number, zeros, zeros)
         digest = b"s" * 32 if what == "false digest" else right
-        version = forged_version(rogue, 1000, signer, rogue.id, digest)
+        version = forged_version(rogue, number, signer, rogue.id, digest)
         asked = []
 
         def serve(pull: Any) -> PullSource:
@@ -243,7 +244,7 @@ async def test_a_donor_that_lies_is_not_believed(what: str, tmp_path: Path) -> N
         await rogue.say(one, Announce(version.header.fragment, version.header.head(), version.header.syncer))
         await until(lambda: asked, "the heavier head to be asked for")
         await around.round(one, two)
-        assert one.head().number < 1000 and one.head().tokens >= before.tokens
+        assert one.head().digest != version.header.digest() and one.head().tokens >= before.tokens
         assert one.head().tokens < 1 << 40
         await until(lambda: one.compute.vault.version(0) == one.head().number, "the commit")
 

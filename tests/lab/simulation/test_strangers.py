@@ -38,7 +38,5 @@ def played(strangers: int) -> tuple[int, list[float]]:
 def test_heads_that_are_never_given_slow_nobody_down(strangers: int) -> None:
     alone, _ = played(0)
     versions, asked = played(strangers)
-    assert asked, "they are asked at first: who knows"
-    assert versions > 0.8 * alone, "and what others have goes on"
-    late = [at_s for at_s in asked if at_s > UNTIL_S / 2]
-    assert len(late) < len(asked), "ever more rarely"
+    assert not asked, "no seat names these heads"
+    assert versions > 0.8 * alone

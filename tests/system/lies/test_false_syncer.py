@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from system_kit import PACE, Daemon, Swarm
 
+from p2pdiloco.core.api.reasons import VersionFault
+
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 NODE = str(Path(__file__).with_name("false_node.py"))
 FIRST = 4
@@ -84,5 +86,6 @@ def test_nobody_has_a_version_that_shows_no_state_or_no_office(visited_swarm: Sw
     assert held and not forged() & held
     assert not a.events("excluded") and not b.events("excluded")
     if lie == "usurps":
-        refused = [line for node in (a, b) for line in node.events("fork") if line.reason == "unelected"]
+        reasons = {str(VersionFault.UNELECTED), str(VersionFault.OTHER_HOLDER)}
+        refused = [line for node in (a, b) for line in node.events("fork") if line.reason in reasons]
         assert liar.peer_id in {line.peer for line in refused}
