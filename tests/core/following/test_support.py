@@ -315,3 +315,13 @@ def test_what_is_remembered_of_members_is_bounded() -> None:
     for peer in PEERS:
         heads.gone(peer)
     assert not heads._stances._heads
+
+
+def test_what_had_support_when_its_copy_began_is_taken_however_long_that_takes() -> None:
+    versions = branch(60, learners=ALL)
+    solo = node()
+    copy = found(stand(solo, PEERS, versions[40]) + solo.wait(2.0), ev.FetchState)[0]
+    for later in versions[41 : 42 + STOOD_ON]:
+        stand(solo, PEERS, later)
+    effects = solo.answer(copy, ev.StateFetched(versions[40], table(versions[40])))
+    assert found(effects, ev.CommitVersion), "nobody stands on it any more"
