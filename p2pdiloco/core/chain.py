@@ -421,17 +421,13 @@ class Witnesses:
 
     def heard(self, peer: str, head: Head, now: float) -> None:
         """Take in the head that a peer reports."""
+        if peer in self._chain.marks.seats:
+            self._seen.setdefault(peer, _Seen(-math.inf))
         seen = self._seen.get(peer)
-        if seen is None:
-            if peer not in self._chain.marks.seats:
-                return
-            seen = self._seen[peer] = _Seen(-math.inf)
-        if now >= seen.heard_s + LOOK_EVERY_S:
+        if seen and now >= seen.heard_s + LOOK_EVERY_S:
             if seen.left:
                 seen.sure = seen.lately = NO_VERSION
             seen.head, seen.heard_s, seen.left = head, now, False
-            if self._chain.knows(head.number, head.digest):
-                self._note(seen, head.number, now)
 
     def _note(self, seen: _Seen, number: int, now: float) -> None:
         if seen.lately == NO_VERSION:
@@ -447,7 +443,7 @@ class Witnesses:
         """
         for mark in self._chain.marks.table:  # of a seat that was never merged the number is 0
             number = mark.number - 1 - max_base_age
-            if number >= 0 and mark.seat:
+            if number >= 0 and mark.learner in self._chain.marks.seats:
                 seen = self._seen.setdefault(mark.learner, _Seen(now))
                 if number > seen.lately:
                     seen.heard_s = now
@@ -461,32 +457,34 @@ class Witnesses:
 
     def restarted(self, peer: str) -> None:
         """Forget the reports of a peer that was restarted: it may have come back with an older state."""
-        self._seen.pop(peer, None)
+        if peer in self._seen:
+            self._seen[peer] = _Seen(self._seen[peer].heard_s)
 
     def review(self, now: float) -> tuple[int, list[int]]:
         """Find the newest version that is beyond doubt, -1 if none is; and which the other seats certainly
         have, lowest first.
 
         What all have is beyond doubt. So is what two thirds have, once the others were not heard for long
-        (`fork_horizon_s`): where all are here, no head without it has support.
+        (`fork_horizon_s`): where all are here, no head without it has support. A seat that ended counts as
+        long: the version that ended it is in doubt itself.
         """
         seats = self._chain.marks.seats
         if self._replaced != self._chain.replaced:
             self._replaced = self._chain.replaced
             for seen in self._seen.values():
                 seen.sure = seen.lately = NO_VERSION
+        horizon_s = now - self._timing.fork_horizon_s
         for peer in self._seen.keys() - seats:
-            del self._seen[peer]
-        known = [self._seen.get(peer) or _Seen(self._since_s) for peer in seats if peer != self._me]
+            if self._seen[peer].heard_s < horizon_s:
+                del self._seen[peer]
+        known = [self._seen.get(p) or _Seen(self._since_s) for p in {*seats, *self._seen} - {self._me}]
         for seen in known:
-            if seen.head is not None and self._chain.knows(seen.head.number, seen.head.digest):
+            if seen.head and self._chain.knows(seen.head.number, seen.head.digest):
                 self._note(seen, seen.head.number, now)
                 if seen.left:  # it will come back with a version of our chain, or not at all
                     seen.sure = MOST_VERSIONS
         head, versions = self._chain.head.number, sorted(seen.sure for seen in known)
-        may_lack = len(seats) // 3
-        of_most = versions[may_lack] if may_lack < len(versions) else head
-        horizon_s = now - self._timing.fork_horizon_s
+        of_most = [*versions, head][len(seats) // 3]
         lately = min((seen.sure for seen in known if seen.heard_s >= horizon_s), default=head)
         return max(min(versions, default=head), min(of_most, lately)), versions
 

@@ -28,7 +28,7 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import FetchFailure, Suspicion, Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, SignedContribution, Stamp, Watermark
 from p2pdiloco.core.api.versions import SignedVersion
-from p2pdiloco.core.chain import Chain, Witnesses
+from p2pdiloco.core.chain import Chain, Witnesses, marks_of
 from p2pdiloco.core.contributions import ELSEWHERE, LEFT_OUT, MOST_AHEAD, MOST_MISSES
 from p2pdiloco.core.distrust import OF_OFFICE
 from p2pdiloco.core.pending import (
@@ -358,6 +358,7 @@ def say(seen: Witnesses, now: float, **heads: SignedVersion) -> None:
     for at_s in (now - 30.0, now - 5.0, now):
         for peer, version in heads.items():
             seen.heard(peer, version.header.head(), at_s)
+        seen.review(at_s)
 
 
 def test_what_a_third_of_the_seats_lack_is_in_doubt_however_long_they_are_away() -> None:
@@ -389,6 +390,18 @@ def test_of_another_chain_all_are_asked_anew() -> None:
     assert seen.review(100.0)[0] == 3
     seen._chain.replace(other, table(other))
     assert seen.review(102.0)[0] == -1, "what our chain has now, they have for no time"
+
+
+def test_a_seat_is_asked_on_when_it_ended_in_a_version_that_is_in_doubt() -> None:
+    """Its chain, in which it has a seat, may replace ours."""
+    log = branch(3)
+    seen = witnesses(log)
+    say(seen, 100.0, **dict.fromkeys(PEERS, log[3]))
+    left = tuple(replace(m, seat=None) if m.learner == "p1" else m for m in table(log[3]))
+    seen._chain.marks = marks_of(left)
+    seen.restarted("p1")
+    assert seen.review(102.0) == (-1, [-1, 3, 3, 3])
+    assert seen.review(9000.0) == (3, [3, 3, 3]), "it was not heard for long"
 
 
 def test_who_was_merged_lately_has_what_came_before() -> None:

@@ -109,4 +109,10 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         "a member refused what the syncer gave that it was about to elect, and let it alone for two minutes",
     ),
     (501, "partition", None, "a holder on whose chain a later term was made versions that nobody could take"),
+    (
+        120076,
+        "datacentre",
+        None,
+        "the only seat left let its work go at once, and took the chain of the one that its version ended",
+    ),
 )
