@@ -53,11 +53,18 @@ class UsurperKind(Enum):
     """The head, in a higher term, of a member of which nothing was ever merged."""
     HISTORY = "history"
     """Each other, from version 0 on: a chain of its own, heavier than everybody's."""
+    BRANCH = "branch"
+    """The same, from a version on that others made."""
+
+    @property
+    def is_history(self) -> bool:
+        """Tell whether the versions are a chain of their own."""
+        return self in (UsurperKind.HISTORY, UsurperKind.BRANCH)
 
     @property
     def forks(self) -> bool:
         """Tell whether the version is no child of the head."""
-        return self in (UsurperKind.SIBLING, UsurperKind.HISTORY)
+        return self is UsurperKind.SIBLING or self.is_history
 
 
 class PaperKind(Enum):
@@ -222,6 +229,7 @@ MOST_AWAKE, LAST_JOIN_S = 3, 10.0
 alone has nobody else's word."""
 OLD_WEATHERS = "churn", "datacentre", "partition", "storm"
 CROSSING_S = 0.02
+MONTH_S = 30 * 86_400.0
 DRAWN = tuple(sorted(name for name, mix in MIXES.items() if not (mix.strangers or mix.lies)))
 """Mixes of seeds for which none is named."""
 
@@ -479,7 +487,7 @@ def draw_spec(rng: random.Random, peer: str, mix: Mix, base_step_s: float, sprea
         bandwidth_bytes_s=rng.uniform(*mix.bandwidth_bytes_s),
         write_s=rng.uniform(0.001, 0.03),
         checkpoint_every_s=rng.uniform(1.0, 15.0),
-        clock_offset_s=rng.uniform(0.0, 1e5),
+        clock_offset_s=rng.uniform(0.0, MONTH_S),
         clock_rate=rng.uniform(0.99, 1.01),
         answers_at_once=peer[-1] not in "36",
     )

@@ -61,6 +61,8 @@ class Usurper(Perjurer):
         self._parents: set[bytes] = set()
         self._before: dict[int, Base] = {}
         """Parents of its heads, by fragment."""
+        self._first: dict[int, Base] = {}
+        """Versions on which its core first stood that others made, by fragment."""
         self._shown: dict[int, tuple[SignedVersion, Base]] = {}
         """Newest versions that are no children of heads, by fragment: it says that these are its own."""
         self.made: set[bytes] = set()
@@ -71,7 +73,9 @@ class Usurper(Perjurer):
         """Remember what its core goes on from."""
         if isinstance(effect, CommitVersion):
             fragment = effect.version.header.fragment
-            self._before[fragment] = Base.of(host.stores[fragment])
+            self._before[fragment] = before = Base.of(host.stores[fragment])
+            if before.chain.head.number:
+                self._first.setdefault(fragment, before)
 
     def says(self, peer: str, message: Message) -> Message:
         """Name its own versions."""
@@ -111,7 +115,7 @@ class Usurper(Perjurer):
                 store.log[version.header.number] = version, update
                 if self._usurps.forks:
                     self._shown[fragment] = version, made
-                if self._usurps is UsurperKind.HISTORY and version.header.head().weight <= head.weight:
+                if self._usurps.is_history and version.header.head().weight <= head.weight:
                     base = made
                     continue
                 self._announce(host, version)
@@ -129,10 +133,12 @@ class Usurper(Perjurer):
             return self._before.get(fragment)
         if self._usurps is UsurperKind.TERM and store.version.header.syncer == self._peer:
             return None  # two of one parent, if it goes on with its own term
-        if self._usurps is not UsurperKind.HISTORY:
+        if not self._usurps.is_history:
             return Base.of(store)
         if fragment in self._shown:
             return self._shown[fragment][1]
+        if self._usurps is UsurperKind.BRANCH:
+            return self._first.get(fragment)
         config, state = self._world.plan.config, self._world.genesis[fragment]
         chain = Chain((config.genesis_versions[fragment],), founding(config.seats).table, 64)
         return Base(chain, state)
