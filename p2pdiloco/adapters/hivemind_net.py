@@ -103,6 +103,10 @@ class HivemindTransport(Endpoint):
         """Process id of p2pd while it runs."""
         return self._daemon.pid
 
+    def named(self, addresses: Iterable[str]) -> None:
+        """As `Meeting.named`."""
+        self._meeting.named(addresses)
+
     async def step_back(self, niceness: int) -> None:
         await self._daemon.step_back(niceness)
 
@@ -430,8 +434,8 @@ class Meeting:
     ) -> None:
         self.dials = dials
         self._is_stranger = is_stranger
-        self._initial = [multiaddrs.split_peer(text) for text in initial_peers]
-        self._initial = [(address, peer) for address, peer in self._initial if peer != me]
+        self._me, self._initial = me, list[tuple[str, str]]()
+        self.named(initial_peers)
         self._is_told_of_us_only = bool(initial_peers) and not self._initial
         self.book = AddressBook()
         for address, peer in (multiaddrs.split_peer(text) for text in remembered):
@@ -439,6 +443,11 @@ class Meeting:
                 self.book.met(peer, [*self.book.addresses_of(peer), address])
         self.connected: set[str] = set()
         """Ids of connected peers, as the transport last said."""
+
+    def named(self, addresses: Iterable[str]) -> None:
+        """Take addresses that a person named as those of initial peers, who are dialled wherever they are."""
+        found = map(multiaddrs.split_peer, addresses)
+        self._initial += [(address, peer) for address, peer in found if peer != self._me]
 
     def met(self, peer: str) -> None:
         """Note that a peer is connected."""

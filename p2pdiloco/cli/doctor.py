@@ -104,8 +104,8 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
     logging.getLogger().setLevel(logging.CRITICAL)  # what is worth a line becomes a finding
     try:
         async with dialable_visitor(data_dir, listens=not runs_here) as transport:
-            visit = Visit(transport, settings, data_dir, own, met)
-            async for found in visit.examine(addresses):
+            transport.named([*own, *(text for text in addresses if peer_in(text) not in met)])
+            async for found in Visit(transport, settings, data_dir, own, met).examine(addresses):
                 yield found
     except UserError as error:
         yield bad("network", str(error), error.hint)
@@ -140,7 +140,7 @@ class Visit:
         self._met = met
         self._transport, self._settings, self._data_dir = transport, settings, data_dir
         self._own_addresses = own
-        self._own = [address.rpartition("/p2p/")[2] for address in own]
+        self._own = [*map(peer_in, own)]
         self._reached: list[str] = []
         self._run = ""
         self._manifest: Manifest | None = None

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from p2pdiloco.adapters.run_store import RunStore, signed_files
 from p2pdiloco.config.manifest import Manifest, load_signed, run_id
-from p2pdiloco.config.presets import with_schedule
 from p2pdiloco.daemon.run_files.run import fresh_vault
 from p2pdiloco.demo.swarm import HeldVersions
 from p2pdiloco.errors import RemoteError
@@ -32,8 +31,6 @@ PROBE_TOKENS = 1024
 """An inner step is timed with at most about so many tokens, and scaled."""
 PROBE_STEPS = 6
 PROBE_LIMIT_S = 4.0
-LONGEST_INTERVAL_S = 4.0
-"""A pace that was asked for does not make H inner steps longer than that."""
 CROWDED = 0.8
 """Share of a core that a learner gets where every core has one: daemons and p2pd need the rest."""
 
@@ -105,24 +102,6 @@ def schedule_steps(step_time_s: float, seconds: float, nodes: int) -> int:
     """Inner steps that each of so many nodes will about make: the length of the learning rate's schedule."""
     share = min(1.0, CROWDED * cores() / nodes)
     return max(50, round(seconds * share / step_time_s))
-
-
-def paced(manifest: Manifest, seconds: float, nodes: int, load: float) -> tuple[Manifest, float]:
-    """Fit a manifest so that the learners of so many nodes here use that share of the processors.
-
-    Returns the manifest with a learning rate schedule as long as they train, and the least seconds of an
-    inner step (0 at a load of 1). Raises: UserError.
-    """
-    alone_s = Judge(manifest).step_time_s()
-    min_step_s = 0.0
-    if load < 1:
-        # A larger model's rounds would take minutes at that load: it may use what it needs for shorter ones.
-        longest_s = LONGEST_INTERVAL_S / manifest.sync.inner_steps
-        min_step_s = max(alone_s, min(alone_s * nodes / (cores() * load), longest_s))
-    steps = schedule_steps(alone_s, seconds, nodes)
-    if min_step_s:
-        steps = min(steps, max(1, round(seconds / min_step_s)))
-    return with_schedule(manifest, steps, nodes), min_step_s
 
 
 def read_saved(manifest: Manifest, name: str, data_dir: Path) -> SavedNode:

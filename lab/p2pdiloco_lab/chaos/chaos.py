@@ -17,7 +17,7 @@ from p2pdiloco.adapters.data_dir import try_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_bytes, for_run, without_end
 from p2pdiloco.demo.demo import Interrupted, demo_folder, stop_signals, write_file
-from p2pdiloco.demo.judge import loss_unit, paced
+from p2pdiloco.demo.judge import loss_unit
 from p2pdiloco.demo.swarm import DemoFailed
 from p2pdiloco.errors import StorageError
 from p2pdiloco_lab.chaos import chaos_verdict, scenarios
@@ -28,6 +28,7 @@ from p2pdiloco_lab.chaos.chaos_run import (
     ChaosRun,
     FaultLine,
     line_of,
+    paced,
 )
 from p2pdiloco_lab.chaos.chaos_settings import ChaosSettings
 from p2pdiloco_lab.namespaces import Links, LinksRefused

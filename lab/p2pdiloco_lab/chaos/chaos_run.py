@@ -19,8 +19,9 @@ import psutil
 from msgspec import Struct
 
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.presets import with_schedule
 from p2pdiloco.demo.demo import Interrupted
-from p2pdiloco.demo.judge import read_saved
+from p2pdiloco.demo.judge import Judge, cores, read_saved, schedule_steps
 from p2pdiloco.demo.swarm import Chronicle, DemoFailed, Swarm, SwarmNode, Tail, conflicts, held_by_traces
 from p2pdiloco.errors import StorageError
 from p2pdiloco.tasks.registry import render_toml
@@ -35,6 +36,26 @@ SETTLE_S = 90.0
 """After the last fault is mended: all nodes must train and hold equal new versions by then."""
 TICK_S = 0.2
 TELL_EVERY_S = 30.0
+LONGEST_INTERVAL_S = 4.0
+"""A pace that was asked for does not make H inner steps longer than that."""
+
+
+def paced(manifest: Manifest, seconds: float, nodes: int, load: float) -> tuple[Manifest, float]:
+    """Fit a manifest so that the learners of so many nodes here use that share of the processors.
+
+    Returns the manifest with a learning rate schedule as long as they train, and the least seconds of an
+    inner step (0 at a load of 1). Raises: UserError.
+    """
+    alone_s = Judge(manifest).step_time_s()
+    min_step_s = 0.0
+    if load < 1:
+        # A larger model's rounds would take minutes at that load: it may use what it needs for shorter ones.
+        longest_s = LONGEST_INTERVAL_S / manifest.sync.inner_steps
+        min_step_s = max(alone_s, min(alone_s * nodes / (cores() * load), longest_s))
+    steps = schedule_steps(alone_s, seconds, nodes)
+    if min_step_s:
+        steps = min(steps, max(1, round(seconds / min_step_s)))
+    return with_schedule(manifest, steps, nodes), min_step_s
 
 
 class FaultLine(Struct, frozen=True):

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.demo.demo import write_file
-from p2pdiloco.demo.judge import loss_unit, paced
+from p2pdiloco.demo.judge import loss_unit
 from p2pdiloco.demo.swarm import Chronicle, Line, SwarmNode
 from p2pdiloco.errors import UserError
 from p2pdiloco_lab.chaos import chaos_verdict
@@ -36,6 +36,7 @@ from p2pdiloco_lab.chaos.chaos_run import (
     ChaosRun,
     FaultLine,
     line_of,
+    paced,
 )
 from p2pdiloco_lab.chaos.chaos_settings import ChaosSettings
 from p2pdiloco_lab.chaos.chaos_verdict import Facts, Fault

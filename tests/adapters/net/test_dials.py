@@ -305,6 +305,8 @@ async def test_whom_a_person_named_is_dialled_and_makes_its_network_ours(
         async with node(tmp_path / "d", everywhere, options=quiet) as (d, _):
             with pytest.raises(PeerUnreachable, match="may be dialled"):
                 await d.connect(b.peer_id, b.addresses())
+            d.named(b.addresses())
+            await d.connect(b.peer_id, b.addresses())
 
 
 @pytest.mark.net

@@ -6,6 +6,7 @@ differs from any other node's code."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -21,35 +22,38 @@ from p2pdiloco.core.voting import Candidacy
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.ports import PullSource, Refusal
-from p2pdiloco.tensors.outer_update import Remade, UpdateMaker
+from p2pdiloco.tensors.merge import Given
+from p2pdiloco.tensors.outer_update import UpdateMaker
 from p2pdiloco.tensors.vault import MergeResult, Vault
 
 FIRST = 4
 """First version that is accused, or has a false state."""
+NODES = 3
 
 
 def false_merges() -> None:
-    """Encode noise that is as long as the merge, but where a merge of somebody else is made again."""
-    encode, remake = UpdateMaker.encode, UpdateMaker.remake
-    again = []
+    """Encode noise that is as long as the merge, where everybody's work is in it: all have its parent then,
+    and can make it again."""
+    merge, encode = Vault.merge, UpdateMaker.encode
+    of_all = []
+
+    def note(self: Vault, fragment: int, number: int, inputs: Sequence[Given], *rest: Any) -> MergeResult:
+        of_all.extend([True] * (len(inputs) == NODES))
+        try:
+            return merge(self, fragment, number, inputs, *rest)
+        finally:
+            of_all.clear()
 
     def noise(self: UpdateMaker, *asked: Any) -> tuple[bytearray, torch.Tensor]:
         update, delta = encode(self, *asked)
-        if again:
+        if not of_all:
             return update, delta
         length = delta.norm()
         delta.normal_()
         delta.mul_(length / delta.norm())
         return self._update.encode(delta), delta
 
-    def honest(self: UpdateMaker, *asked: Any, **more: Any) -> Remade:
-        again.append(True)
-        try:
-            return remake(self, *asked, **more)
-        finally:
-            again.pop()
-
-    UpdateMaker.encode, UpdateMaker.remake = noise, honest  # type: ignore[method-assign]
+    Vault.merge, UpdateMaker.encode = note, noise  # type: ignore[method-assign]
 
 
 def false_states() -> None:
