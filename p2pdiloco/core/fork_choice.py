@@ -184,8 +184,7 @@ class ForkChoice:
         return head.number > vouch.number or (head.number, head.digest) == (vouch.number, vouch.digest)
 
     def _has(self, head: Head) -> bool:
-        """Tell whether our chain has that version. Of a copied one the parent is known by name."""
-        return self._chain.knows(head.number, head.digest) or head.digest == self._chain.header.parent
+        return self._chain.knows(head.number, head.digest)
 
     def must_be_tried(self, version: Head) -> bool:
         """Tell whether a state of that version is tried on our own data before it is taken: we have one, too,

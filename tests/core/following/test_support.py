@@ -99,6 +99,16 @@ def test_who_was_killed_while_it_began_copies_what_it_lacks_of_no_member_alone()
     assert found(stand(solo, ("p2", "p3"), FAR) + solo.wait(5.0), ev.FetchState)
 
 
+def test_who_copied_a_state_whose_update_nobody_gives_goes_back_to_what_the_others_have() -> None:
+    """They stand on its parent, of which it knows no more than the name, and can never come to it."""
+    solo = Solo(config(log_versions=20), PEERS, restored=saved(CHAIN[4:]))
+    solo.wait(3.0)
+    assert not found(stand(solo, PEERS, CHAIN[3]) + solo.wait(SETTLE_S / 2), ev.FetchState), "they may"
+    (copy,) = found(solo.wait(SETTLE_S), ev.FetchState)
+    effects = solo.answer(copy, ev.StateFetched(CHAIN[3], table(CHAIN[3])))
+    assert found(effects, ev.CommitVersion) and solo.head == CHAIN[3].header.head()
+
+
 def test_of_two_who_decide_each_has_a_half() -> None:
     two = ("me", "p1")
     chain = branch(4, learners=two, seats=two)

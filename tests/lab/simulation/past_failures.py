@@ -115,4 +115,11 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         None,
         "the only seat left let its work go at once, and took the chain of the one that its version ended",
     ),
+    (
+        300120,
+        "storm",
+        None,
+        "one that had copied a state took those on its parent for its own, whom no update could bring there",
+    ),
+    (300100, "storm", None, "the same, and the others' majority needed its vote"),
 )
