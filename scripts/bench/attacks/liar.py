@@ -16,8 +16,8 @@ from msgspec import structs
 from torch import Tensor
 
 from attacks.lies import BY_A_MEMBER, Lie, Own
-from attacks.usurper import usurp
-from attacks.withholding import omit, withhold
+from attacks.usurper import elect_itself, usurp
+from attacks.withholding import omit, trickle, withhold
 from p2pdiloco.cli.main import main as command
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.core import contributions, pending
@@ -75,6 +75,10 @@ def lying(lie: Lie, sign: Path) -> None:
 
     if lie.poisons:
         learner_host.begin = begin_poisoned
+    if lie.elects_itself:
+        elect_itself(lies)
+    if lie.trickles:
+        trickle(lies)
     if lie.withholds:
         withhold(lies)
     if lie.omits:

@@ -44,6 +44,10 @@ class Lie(Struct, frozen=True):
     """True: it wants all offices, and makes no version (`attacks.usurper`)."""
     boasts: bool = False
     """True: also those that are held."""
+    elects_itself: bool = False
+    """True: it makes versions of its own work, elected by nobody else."""
+    trickles: bool = False
+    """True: it names heads that it does not have, and gives bytes one by one (`attacks.withholding`)."""
     withholds: bool = False
     """True: it gives no updates and no states (`attacks.withholding`)."""
     omits: bool = False
@@ -95,6 +99,8 @@ BY_A_MEMBER: Mapping[str, Lie] = {
     "member-flipped-x10": Lie(delta=lambda delta: delta * -10),
     "member-offices": Lie(usurps=True, boasts=True),
     "member-idle": Lie(usurps=True),
+    "member-elects-itself": Lie(elects_itself=True),
+    "member-trickles": Lie(trickles=True),
     "member-withholds": Lie(withholds=True),
     "member-omits": Lie(omits=True),
     "member-one-token": Lie(aimed=one_token),

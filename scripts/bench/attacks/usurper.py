@@ -1,5 +1,5 @@
-"""An admitted member that wants all offices, and makes nothing of them: heads that it does not have, requests
-for all votes, and no version."""
+"""An admitted member that wants all offices: with heads that it does not have, requests for all votes, and no
+version; or by its own vote alone, with versions of its own work."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec import structs
 
 from p2pdiloco.core.api.messages import Progress, VoteRequest
 from p2pdiloco.core.api.types import Head
+from p2pdiloco.core.context import Electorate
 from p2pdiloco.core.election import Office, Turn
 from p2pdiloco.core.membership import Heartbeats
 from p2pdiloco.core.publisher import Publisher
@@ -19,6 +20,7 @@ from p2pdiloco.core.voting import Candidacy, VoteJudge
 FAR_AHEAD = 1000
 MORE_TOKENS = 10**7
 ASK_S = 0.25
+STAND_S = 0.5
 
 
 def above(head: Head) -> Head:
@@ -67,5 +69,34 @@ def usurp(lies: Callable[[str], bool], boasts: bool) -> None:
     if boasts:
         patches += [(Heartbeats, "progress", false_progress), (Candidacy, "request", false_request)]
         patches.append((Office, "why_open", always_open))
+    for owner, name, value in patches:
+        setattr(owner, name, value)
+
+
+def elect_itself(lies: Callable[[str], bool]) -> None:
+    """Hold all offices by its own vote, asked of nobody else; `lies` tells whether it has begun."""
+    why_open, look, won = Office.why_open, Turn.look, Candidacy.won
+    asked, reachable = Electorate.asked, Electorate.reachable
+
+    def always_open(self: Office, now: float, candidate: str = "") -> str:
+        return "mine" if lies("looks") and not self.holding else why_open(self, now, candidate)
+
+    def my_turn(self: Turn, waits: bool, now: float) -> bool:
+        mine = look(self, waits, now)
+        if lies("turns"):
+            self.due_s = now + STAND_S
+        return mine or lies("turns")
+
+    def elected(self: Candidacy, now: float) -> bool:
+        return bool(self.votes) if lies("offices") else won(self, now)
+
+    def nobody(self: Electorate, now: float) -> Any:
+        return [] if lies("unasked") else asked(self, now)
+
+    def alone(self: Electorate, now: float) -> int:
+        return 1 if lies("counts") else reachable(self, now)
+
+    patches: list[tuple[type, str, Any]] = [(Office, "why_open", always_open), (Turn, "look", my_turn)]
+    patches += [(Candidacy, "won", elected), (Electorate, "asked", nobody), (Electorate, "reachable", alone)]
     for owner, name, value in patches:
         setattr(owner, name, value)
