@@ -155,7 +155,7 @@ async def collect_credits(wish: CreditsSearch) -> RunCredits:
             members=len(asking.stands),
             notes=notes,
         )
-        if asking.answers and not wish.verify and not wish.bucket_s:
+        if asking.answers and not (wish.verify or wish.bucket_s or wish.history):
             collected.credits = await asking.told(notes)
             collected.names = asking.names()
         else:

@@ -158,7 +158,8 @@ class Shared:
         """It lives, or is a new one. What it starts is given an environment of its own each time."""
         if self._made is None or self._made.ended:
             own = {k: v for k, v in os.environ.items() if not k.startswith("P2PDILOCO_")}
-            self._made = Launcher(own | {"OMP_NUM_THREADS": "1"})
+            # Its forks have its temporary folder, which is not to be one that a test made for itself.
+            self._made = Launcher(own | {"OMP_NUM_THREADS": "1", "TMPDIR": tempfile.gettempdir()})
         return self._made
 
     def end(self, timeout_s: float) -> None:
