@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import click
+from click.core import ParameterSource
 from msgspec.structs import replace
 
 from p2pdiloco.cli.charts import ChartPlace, Target
@@ -77,21 +78,41 @@ def bootstrap(**values: Any) -> int | None:
 )
 @flags_of(NodeSettings, False)
 @config_option("node")
+@click.option("--forget", is_flag=True, help="Start without the settings of the last start.")
 @help_all
-def node(**values: Any) -> int | None:
+@click.pass_context
+def node(context: click.Context, /, forget: bool, **values: Any) -> int | None:
     """Take part in a run: find it, catch up, train, contribute.
 
-    A LINK to the run, or an INVITE of its owner, says which run it is and whom to join through, and is
-    remembered. So are the addresses of --join (in join.txt of --data-dir): a start without any dials them.
+    A LINK to the run, or an INVITE of its owner, says which run it is and whom to join through. Once the run
+    is joined, a start without LINK, --join, --run and --config goes on with it, and with the other settings
+    of the last start; a flag wins over those, and --forget leaves them out.
     """
     from p2pdiloco.daemon.admission import with_invite
     from p2pdiloco.daemon.network.discovery import with_nearby
 
+    named = context.default_map or any(values[name] for name in ("invite", "join", "run", "run_file"))
+    if not (forget or named):
+        values |= _remembered(context, expanded(values["data_dir"]))
     given = with_nearby(with_invite(build(NodeSettings, values)), lambda text: click.echo(text, err=True))
     settings = check_node(given)
     from p2pdiloco.daemon.start import run_node
 
     return run_node(settings)
+
+
+def _remembered(context: click.Context, data_dir: Path) -> Values:
+    """What the last start had of what is not given now, but for limits that were changed since."""
+    from p2pdiloco.daemon.owner.wishes import load_wishes
+    from p2pdiloco.daemon.run_files.known_runs import Joined
+
+    kept = Joined.load(data_dir).settings
+    wanted = kept.keys() - load_wishes(data_dir).changed
+    return {
+        each.name: each.type_cast_value(context, kept[each.name])
+        for each in context.command.params
+        if each.name in wanted and context.get_parameter_source(each.name) is ParameterSource.DEFAULT
+    }
 
 
 @click.command(cls=SpacedLists, epilog=example("status"))

@@ -94,7 +94,7 @@ def invite(
     until = f"for {expires}" if life_s else "for ever"
     click.echo(f"lets {counted(uses, 'node')} in, {until}; they run: p2pdiloco node LINK", err=True)
     warn_of_addresses(owned.addresses(join))
-    if not KnownRun.find(owned.run, owned.data_dir).is_by_invite:
+    if KnownRun.find(owned.run, owned.data_dir).mode != "invite":
         click.echo("note: this run does not ask for invites: an invite keeps nobody out", err=True)
     if qr_file is not None:
         save_qr(text, qr_file)
@@ -139,7 +139,7 @@ def link(
     click.echo(word)
     click.echo(f"joins run {known.title}; others run: p2pdiloco node LINK", err=True)
     warn_of_addresses(addresses)
-    if known.is_by_invite:
+    if known.mode == "invite":
         click.echo(
             "note: it lets nobody in, as this run takes members by invite; its owner makes links that do: "
             f"p2pdiloco invite {known.name}",
@@ -256,7 +256,7 @@ def admit(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes
     from p2pdiloco.daemon.run_files.ownership import Ownership
 
     owned = Ownership.find(run, data_dir)
-    seated = True if KnownRun.find(owned.run, owned.data_dir).is_by_list else None
+    seated = True if KnownRun.find(owned.run, owned.data_dir).mode == "list" else None
     asked = {"verb": "admit", "entries": "members", "word": peer, "adds": True, "seated": seated}
     _change_by_peer(run, join, data_dir, yes=yes, **asked)
 

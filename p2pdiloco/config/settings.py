@@ -435,6 +435,11 @@ def check_environment(environment: Mapping[str, str], known: frozenset[str]) -> 
             raise ConfigError(f"the environment variable {name} is not known", hint)
 
 
+def met_before(data_dir: Path) -> bool:
+    """Tell whether the node of this folder joined a run, or met a member of one."""
+    return any((expanded(data_dir) / name).exists() for name in ("peers.txt", "joined.json"))
+
+
 def check_node(settings: NodeSettings) -> NodeSettings:
     """Check what no single flag can: addresses, and rules between flags. Expands "~".
 
@@ -465,16 +470,11 @@ def check_node(settings: NodeSettings) -> NodeSettings:
             "--run-file starts a new run, so it needs --genesis",
             hint="to take part in an existing run, give --join and perhaps --run NAME",
         )
-    met_before = any((expanded(settings.data_dir) / name).exists() for name in ("peers.txt", "join.txt"))
-    if not settings.join and not settings.genesis and not met_before:
+    if not (settings.join or settings.run_file or met_before(settings.data_dir)):
         raise ConfigError(
             "there is no peer to join: give a run link, an invite, or the address of a peer",
             hint="p2pdiloco node LINK, or --join ADDRESS; to start a new run alone: p2pdiloco node --genesis "
             "--run-file run.toml",
-        )
-    if not settings.join and settings.run_file is None and not met_before:
-        raise ConfigError(
-            "--genesis without --join needs --run-file: there is no peer to get the manifest from"
         )
     return replace(settings, data_dir=expanded(settings.data_dir))
 

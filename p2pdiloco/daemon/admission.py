@@ -59,10 +59,10 @@ from p2pdiloco.daemon.notice import (
     signed,
 )
 from p2pdiloco.daemon.run_files.known_runs import (
+    Joined,
     PublishedRun,
     RunLink,
     Way,
-    load_joined_through,
     peers_file,
     read_link,
     way_of,
@@ -768,7 +768,7 @@ def joined_through_before(settings: NodeSettings) -> tuple[str, ...]:
     last, else those of the link or invite that was."""
     if settings.join or settings.run_file is not None:
         return ()
-    if kept := load_joined_through(settings.data_dir):
+    if kept := Joined.load(settings.data_dir).join:
         return kept
     link = saved_link(settings.data_dir)
     return link.addresses if link is not None and link.means(settings.run) else ()

@@ -674,7 +674,7 @@ class Approval:
             self._check_machine(run.manifest, takes, memory, disk)
         if is_new and self._ask is not None and not await self._ask(f"join run {run.title}?"):
             raise UserError(f"run {run.name} is not joined", "--yes joins without a question")
-        await asyncio.to_thread(remember_joined, self._settings.data_dir, run.id)
+        await asyncio.to_thread(remember_joined, self._settings, run.id)
 
     def describe(self, run: PublishedRun) -> list[str]:
         """Say in lines what a run is and takes. Raises: ConfigError: as `footprint_of`."""

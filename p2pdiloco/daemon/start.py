@@ -15,7 +15,7 @@ from p2pdiloco.adapters.data_dir import try_folder
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.config.presets import begun_by
-from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.config.settings import NodeSettings, met_before
 from p2pdiloco.config.values import expanded, parse_web
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.daemon.admission import joined_through_before, keep_invite, owns
@@ -50,8 +50,6 @@ from p2pdiloco.daemon.program import (
 )
 from p2pdiloco.daemon.run_files.known_runs import (
     goes_on,
-    keep_joined_through,
-    peers_file,
     peers_of,
     remember_joined,
     save_own_addresses,
@@ -82,11 +80,9 @@ STARVED = 4.0
 
 def run_node(settings: NodeSettings) -> int:
     """Run a node until it is told to stop. Returns the exit status."""
-    before = joined_through_before(settings)
     may_be_alone = not settings.join or goes_on(settings)
-    dialled = replace(settings, join=settings.join or before)
-    has_others = peers_file(settings.data_dir).exists() or (may_be_alone and bool(dialled.join))
-    join = peers_to_join(dialled, has_others)
+    dialled = replace(settings, join=settings.join or joined_through_before(settings))
+    join = peers_to_join(dialled, met_before(settings.data_dir))
     told = _JoinOptions(settings.join, may_be_alone, () if join else dialled.join)
     settings = replace(settings, join=join)
     return run_program(lambda stop: _node(settings, told, stop), settings.log)
@@ -107,7 +103,6 @@ async def _node(settings: NodeSettings, told: _JoinOptions, stop: asyncio.Event)
     with data_folder(settings):
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         keep_invite(settings)
-        keep_joined_through(settings.data_dir, told.given)
         try_paths(settings)
         first = StartingSource("node", settings.name, identity.peer_id)
         async with serving(parse_web(settings.web), settings.data_dir, first) as views:
@@ -122,7 +117,7 @@ async def _join(
     if settings.learner_socket is None:  # a learner would say it, when all others have been found
         check_device(settings.device)
     asks = at_terminal() and settings.log != "json"
-    approval = Approval(settings, _say_of_run, ask_terminal if asks else None)
+    approval = Approval(replace(settings, join=told.given), _say_of_run, ask_terminal if asks else None)
     me, file = identity.peer_id, settings.run_file
     own = _own_manifest(file, settings, me, approval) if file is not None else None
     async with owned(settings, stop) as controls:
@@ -153,7 +148,7 @@ class _RunSession:
     ) -> None:
         self._identity, self._approval, self._recent = identity, approval, recent
         self._views, self._controls, self._stop = views, controls, stop
-        self._may_be_alone, self._names = told.may_be_alone, told.unknown
+        self._told, self._may_be_alone = told, told.may_be_alone
 
     async def once(self, settings: NodeSettings, own: tuple[Path, Manifest] | None) -> str:
         """Find the run, and be its member until told to stop or to be away. Returns the run's id, if it was
@@ -171,7 +166,7 @@ class _RunSession:
         if stop.is_set():
             await transport.close()
             return ""
-        looking = look_up_again(transport, self._names)
+        looking = look_up_again(transport, self._told.unknown)
         try:
             print_addresses(transport.addresses(), "node")
             save_own_addresses(settings.data_dir, transport.addresses())
@@ -179,7 +174,7 @@ class _RunSession:
             finding = (
                 find_run(transport, identity, settings.run, where, logger.info, hosts, approve, begins)
                 if own is None
-                else _own_run(settings.data_dir, *own, transport, hosts)
+                else _own_run(replace(settings, join=self._told.given), *own, transport, hosts)
             )
             found = await unless_stopped(finding, stop)
             if found is None:
@@ -324,14 +319,15 @@ def _own_manifest(
 
 
 async def _own_run(
-    data_dir: Path, run_file: Path, manifest: Manifest, transport: Transport, hosts: Sequence[str]
+    settings: NodeSettings, run_file: Path, manifest: Manifest, transport: Transport, hosts: Sequence[str]
 ) -> tuple[Run, Vault]:
+    data_dir = settings.data_dir
     owner = Identity.load_or_create(data_dir / "owner.key")
     await refuse_to_split(transport, hosts, manifest.run.name, owner.peer_id)
     if edits := words_of_edits(manifest, data_dir, owner.peer_id):
         logger.warning("%s: %s", run_file, edits)
     prepared = await apart(partial(sign_run, run_file, owner, manifest))
-    await asyncio.to_thread(remember_joined, data_dir, prepared[0].id)
+    await asyncio.to_thread(remember_joined, settings, prepared[0].id)
     return prepared
 
 

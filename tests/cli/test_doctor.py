@@ -23,12 +23,12 @@ from p2pdiloco.cli import doctor
 from p2pdiloco.cli.doctor import all_of, findings_of
 from p2pdiloco.cli.options import Diagnosis, Level, exit_status, good
 from p2pdiloco.config.presets import for_bytes, for_run
-from p2pdiloco.config.settings import DoctorSettings
+from p2pdiloco.config.settings import DoctorSettings, NodeSettings
 from p2pdiloco.config.values import peer_in
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import PeerRow, StatusReport
 from p2pdiloco.daemon.network.reach import MeasuredLink
-from p2pdiloco.daemon.run_files.known_runs import keep_joined_through, peers_file
+from p2pdiloco.daemon.run_files.known_runs import peers_file, remember_joined
 from p2pdiloco.errors import PeerUnreachable, RemoteError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.release import WIRE_VERSION
@@ -266,7 +266,7 @@ def test_whom_the_folder_was_told_to_join_through_is_looked_at_too(tmp_path: Pat
     own, told, member = (f"/ip4/203.0.113.{n}/tcp/9/p2p/{Identity.generate().peer_id}" for n in range(1, 4))
     asked = DoctorSettings(data_dir=tmp_path)
     assert doctor.addresses_to_dial(asked, tmp_path, ()) == ((), frozenset())
-    keep_joined_through(tmp_path, ["/dnsaddr/boot.example", told])
+    remember_joined(NodeSettings(data_dir=tmp_path, join=("/dnsaddr/boot.example", told)), "ab" * 32)
     peers_file(tmp_path).write_text(f"{told}\n{member}\n")
     addresses, met = doctor.addresses_to_dial(asked, tmp_path, [own])
     assert addresses == (own, "/dnsaddr/boot.example", told, member)

@@ -30,7 +30,8 @@ from p2pdiloco.config.settings import (
     StatusSettings,
 )
 from p2pdiloco.daemon.notice import Invite, grant
-from p2pdiloco.daemon.run_files.known_runs import RunLink, encode_link
+from p2pdiloco.daemon.owner.wishes import change_kept
+from p2pdiloco.daemon.run_files.known_runs import RunLink, encode_link, remember_joined
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import load_manifest
 
@@ -160,6 +161,26 @@ def test_an_invite_says_run_and_peers(
     assert cli_main.run(["node", *data]) == 0
     assert [(s.run, s.join) for s in called] == [(run, (TWO, ONE)), (run, (ONE,))]
     assert cli_main.run(["node", *data, text[:-3]]) == 2 and len(called) == 2
+
+
+def test_a_start_with_nothing_goes_on_with_what_the_last_one_had(
+    called: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data, run = ["--data-dir", str(tmp_path)], "ab" * 32
+    first = ["--join", ONE, "--name", "anna", "--threads", "2", "--data", "texts", "--no-relay", "--yes"]
+    assert cli_main.run(["node", *data, *first, "--max-upload", "5Mbit", "--hours", "22-7"]) == 0
+    assert cli_main.run(["node", *data]) == 2, "it joined nothing yet"
+    remember_joined(called[0], run)
+    change_kept(tmp_path, {"max-upload": "1Mbit"})
+    monkeypatch.setenv("P2PDILOCO_THREADS", "3")
+    for more in ([], ["--name", "ben"], ["--forget"], ["--join", TWO], ["--run", "cd" * 32]):
+        assert cli_main.run(["node", *data, *more]) == 0
+    _, again, other, *anew = called
+    assert again.data == Path("texts").absolute() and not again.relay and not again.yes
+    assert (again.run, again.name, again.threads, again.hours) == (run, "anna", 3, "22-7")
+    assert not again.max_upload, "that was changed since, and holds by itself"
+    assert (other.name, other.hours) == ("ben", "22-7")
+    assert {(s.name, s.hours, s.data) for s in anew} == {("", "", None)}
 
 
 @pytest.mark.parametrize("flag", ["--initial_peers", "--initial-peers", "--join"])

@@ -22,7 +22,7 @@ from p2pdiloco.daemon.learner_host import open_log
 from p2pdiloco.daemon.network import discovery
 from p2pdiloco.daemon.network.link import load_uplink
 from p2pdiloco.daemon.program import begin
-from p2pdiloco.daemon.run_files.known_runs import joined_runs, load_peers, peers_file, save_own_addresses
+from p2pdiloco.daemon.run_files.known_runs import Joined, load_peers, peers_file, save_own_addresses
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner import loop
@@ -151,19 +151,19 @@ async def test_a_node_starts_whatever_became_of_a_file(
 
 
 @pytest.mark.parametrize("rot", ROT)
-@pytest.mark.parametrize("load", [load_uplink, load_peers, joined_runs])
+@pytest.mark.parametrize("load", [load_uplink, load_peers, Joined.load])
 def test_a_rotten_note_is_told_once_and_kept_for_people(
     load: Callable[[Path], object],
     rot: Callable[[Path], None],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    path = tmp_path / {load_uplink: "uplink.json", load_peers: "peers.txt", joined_runs: "joined.txt"}[load]
+    path = tmp_path / {load_uplink: "uplink.json", load_peers: "peers.txt"}.get(load, "joined.json")
     nothing = load(tmp_path)
     rot(path)
     assert load(tmp_path) == nothing and load(tmp_path) == nothing
-    if load is not load_uplink and rot is empty:
-        return  # as many as were met, or joined
+    if load is load_peers and rot is empty:
+        return  # as many as were met
     assert len(caplog.records) == 1 and str(path) in caplog.text
     assert not path.exists() and path.with_name(path.name + ".corrupt").exists()
 

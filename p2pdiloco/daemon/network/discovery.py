@@ -29,8 +29,8 @@ from p2pdiloco.adapters.dials import Attempts, NotNow
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.endpoint import report_bug
 from p2pdiloco.adapters.multiaddrs import LAN_RUN_DIGITS, Announcer, Nearby, check_lan, look_nearby
-from p2pdiloco.config.settings import ANY_ADDRESS, RUN_ID, NodeSettings
-from p2pdiloco.config.values import expanded, peer_in
+from p2pdiloco.config.settings import ANY_ADDRESS, RUN_ID, NodeSettings, met_before
+from p2pdiloco.config.values import peer_in
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Reach, Wire
 from p2pdiloco.core.api.versions import MemberList
@@ -39,7 +39,6 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import apart
 from p2pdiloco.daemon.display.logs import at_terminal
 from p2pdiloco.daemon.display.snapshot import StatusReport, counted, decode_status
-from p2pdiloco.daemon.run_files.known_runs import join_file, peers_file
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.learner.channel import DataShare, Status
 from p2pdiloco.ports import PostEvent, Transport
@@ -461,9 +460,7 @@ def with_nearby(settings: NodeSettings, say: Say) -> NodeSettings:
         check_lan()
     if settings.join or settings.genesis or settings.run_file is not None:
         return settings
-    data_dir = expanded(settings.data_dir)
-    was_somewhere = peers_file(data_dir).exists() or join_file(data_dir).exists()
-    if not settings.lan and (not at_terminal() or was_somewhere):
+    if not settings.lan and (not at_terminal() or met_before(settings.data_dir)):
         return settings
     if settings.lan and not RUN_ID.fullmatch(settings.run) and (settings.yes or not at_terminal()):
         raise UserError(

@@ -5,10 +5,9 @@ It needs neither a model nor torch: a bootstrap, and a program that only asks, h
 machine. `RunLink` says in one word which run it is, and whom to join through; `way_of` reads what a person
 gave.
 
-    <data_dir>/joined.txt      ids of the runs that were joined, the newest last
+    <data_dir>/joined.json     what was joined, and the last start was given
     <data_dir>/peers.txt       addresses of members met before, one a line, the newest last
     <data_dir>/addresses.txt   this node's own addresses, which its owner's invites name
-    <data_dir>/join.txt        what it was last told to join through
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta, Struct, field
+from msgspec.structs import fields
 
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.adapters.run_store import signed_files
@@ -63,7 +62,7 @@ from p2pdiloco.errors import ConfigError, RemoteError, StorageError, TransportEr
 from p2pdiloco.identity import peer_of, public_of
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.ports import Refusal, Transport
-from p2pdiloco.util import read_note
+from p2pdiloco.util import Values, read_note
 
 logger = logging.getLogger(__name__)
 PULL_TIMEOUT_S = 10.0
@@ -269,43 +268,44 @@ def encode_manifest(run: PublishedRun) -> bytes:
     return encode_signed(run.signed)
 
 
+JOINED = "joined.json"
 MAX_JOINED = 64
-_ID = re.compile(r"[0-9a-f]{64}")
+MAX_JOINED_THROUGH = 32
+OF_ONE_START = {"join", "invite", "data_dir", "run_file", "genesis", "yes", "log", "learner_socket"}
+"""Settings that hold for one start, or are remembered elsewhere."""
 
 
-def joined_file(data_dir: Path) -> Path:
-    """Path of the file with the ids."""
-    return data_dir / "joined.txt"
+class Joined(Struct, frozen=True, forbid_unknown_fields=True):
+    """Memory of what was joined from a folder."""
+
+    runs: tuple[str, ...] = ()
+    """Ids of the runs, the newest first: it is joined again by a start that names none, whatever else is
+    listed by its name by then, and a person who was asked whether to join one is not asked again."""
+    join: tuple[str, ...] = ()
+    """Addresses that were last given to join through, names of the DNS among them."""
+    settings: Values = {}
+    """What else the last start was given, and the id of its run."""
+
+    @classmethod
+    def load(cls, data_dir: Path) -> Joined:
+        """Load it; a lost file is none."""
+        return read_note(data_dir / JOINED, msgspec.json.Decoder(cls).decode, logger.warning) or cls()
 
 
-def joined_runs(data_dir: Path) -> list[str]:
-    """List the ids of the runs that were joined from this folder, the newest first; a lost file is none.
-
-    At the next start the node joins the newest again, whatever else is listed by its name by then, and a
-    person who was asked whether to join it is not asked again.
-    """
-    return read_note(joined_file(data_dir), _decode, logger.warning) or []
-
-
-def _decode(content: bytes) -> list[str]:
-    """Raises: ValueError: of all that is there, nothing is an id."""
-    lines = content.decode("ascii", "replace").splitlines()
-    found = [line for line in reversed(lines) if _ID.fullmatch(line)]
-    if content and not found:
-        raise ValueError("there is no run id in it")
-    return found
-
-
-def remember_joined(data_dir: Path, run: str) -> None:
-    """Remember a run as the newest that was joined.
+def remember_joined(settings: NodeSettings, run: str) -> None:
+    """Remember a run as the newest that was joined, and what this start was given.
 
     Raises: StorageError.
     """
-    earlier = joined_runs(data_dir)
-    if earlier[:1] != [run]:
-        lines = [run, *(other for other in earlier if other != run)][:MAX_JOINED]
-        content = "".join(f"{line}\n" for line in reversed(lines)).encode()
-        Files().save(joined_file(data_dir), [content], durable=True)
+    earlier, given = Joined.load(settings.data_dir), Values()
+    for each in fields(NodeSettings):
+        value = getattr(settings, each.name)
+        if each.name not in OF_ONE_START and value != each.default:
+            given[each.name] = str(expanded(value).absolute()) if isinstance(value, Path) else value
+    runs = tuple(dict.fromkeys([run, *earlier.runs]))[:MAX_JOINED]
+    join = settings.join[:MAX_JOINED_THROUGH] or earlier.join
+    content = msgspec.json.encode(Joined(runs, join, given | {"run": run}))
+    Files().save(settings.data_dir / JOINED, [content], durable=True, private=True)
 
 
 def goes_on(settings: NodeSettings) -> bool:
@@ -315,21 +315,20 @@ def goes_on(settings: NodeSettings) -> bool:
 
     To be asked before the addresses of this start are kept.
     """
-    saved = saved_runs(settings.data_dir)
+    saved, before = saved_runs(settings.data_dir), Joined.load(settings.data_dir)
     if settings.run_file is not None:
         is_saved, is_named = bool(saved), False
     else:
         try:
-            chosen = saved_run(saved, settings.run, joined_runs(settings.data_dir))
+            chosen = saved_run(saved, settings.run, before.runs)
         except UserError:  # several fit, which is said later
             return False
         is_saved, is_named = chosen is not None, bool(settings.run)
-    before = load_joined_through(settings.data_dir)  # folders of earlier releases have none
-    return is_saved and (is_named or not before or set(settings.join) <= set(before))
+    # Folders of earlier releases do not say whom they joined.
+    return is_saved and (is_named or not before.join or set(settings.join) <= set(before.join))
 
 
 MAX_PEERS = 16
-MAX_JOINED_THROUGH = 32
 OWN = "addresses.txt"
 
 
@@ -347,12 +346,12 @@ def load_peers(data_dir: Path) -> list[str]:
     return read_note(peers_file(data_dir), _decode_peers, logger.warning) or []
 
 
-def _decode_peers(content: bytes, check: Callable[[str], None] = check_peer_address) -> list[str]:
+def _decode_peers(content: bytes) -> list[str]:
     """Raises: ValueError: of all that is there, nothing is an address."""
     found = []
     for line in content.decode("ascii", "replace").splitlines():
         try:
-            check(line)
+            check_peer_address(line)
         except ConfigError:
             continue
         found.append(line)
@@ -361,31 +360,10 @@ def _decode_peers(content: bytes, check: Callable[[str], None] = check_peer_addr
     return found[-4 * MAX_PEERS :]
 
 
-def join_file(data_dir: Path) -> Path:
-    """Path of the file with the addresses that were last given to join through."""
-    return data_dir / "join.txt"
-
-
-def load_joined_through(data_dir: Path) -> tuple[str, ...]:
-    """Load those addresses, names of the DNS among them."""
-    decode = partial(_decode_peers, check=check_join_address)
-    return tuple(read_note(join_file(data_dir), decode, logger.warning) or ())[:MAX_JOINED_THROUGH]
-
-
-def keep_joined_through(data_dir: Path, addresses: Sequence[str]) -> None:
-    """Keep the addresses that are given to join through, in place of earlier ones, for starts without any.
-
-    A failure is logged: such a start then finds members only."""
-    kept = tuple(addresses[:MAX_JOINED_THROUGH])
-    if not kept or kept == load_joined_through(data_dir):
-        return
-    _keep(join_file(data_dir), kept, "the addresses to join through", durable=True)
-
-
-def _keep(path: Path, lines: Iterable[str], what: str, durable: bool = False) -> None:
+def _keep(path: Path, lines: Iterable[str], what: str) -> None:
     text = "".join(f"{line}\n" for line in lines)
     try:
-        Files().save(path, [text.encode()], durable=durable, private=True)
+        Files().save(path, [text.encode()], durable=False, private=True)
     except StorageError as error:
         logger.warning("%s are not kept for later starts: %s", what, error)
 
@@ -555,13 +533,10 @@ def way_of(join: Sequence[str], run: str = "", text: str = "") -> Way:
     return Way(addresses, link.run, texts[0], link)
 
 
-_SETTINGS: tuple[type[NodeSettings] | type[BootstrapSettings], ...] = (NodeSettings, BootstrapSettings)
-
-
 def usual_folders(data_dir: Path | None) -> list[Path]:
     """List the folders to look through: the given one, or a node's and a bootstrap's default ones."""
-    folders = [data_dir] if data_dir is not None else [settings().data_dir for settings in _SETTINGS]
-    return [expanded(folder) for folder in folders]
+    usual = NodeSettings().data_dir, BootstrapSettings().data_dir
+    return [expanded(folder) for folder in ((data_dir,) if data_dir is not None else usual)]
 
 
 def known_addresses(data_dir: Path, join: Sequence[str]) -> list[str]:
@@ -602,7 +577,7 @@ class KnownRun:
         for folder in folders:
             saved = saved_runs(folder)
             names += saved.values()
-            chosen = saved_run(saved, wanted, joined_runs(folder))
+            chosen = saved_run(saved, wanted, Joined.load(folder).runs)
             if chosen is not None:
                 return cls(folder, chosen)
         where = " or ".join(map(str, folders))
@@ -624,14 +599,9 @@ class KnownRun:
         return self._run.title
 
     @property
-    def is_by_invite(self) -> bool:
-        """Tell whether members need an invite."""
-        return self._run.manifest.admission.mode == "invite"
-
-    @property
-    def is_by_list(self) -> bool:
-        """Tell whether the owner lists the members."""
-        return self._run.manifest.admission.mode == "list"
+    def mode(self) -> str:
+        """Mode of its admission."""
+        return self._run.manifest.admission.mode
 
     def addresses(self, join: Sequence[str]) -> list[str]:
         """List the addresses that its link names. Raises: UserError (there are none)."""

@@ -74,11 +74,10 @@ from p2pdiloco.daemon.notice import (
 from p2pdiloco.daemon.program import print_join
 from p2pdiloco.daemon.run_files.known_runs import (
     LINK,
+    Joined,
     RunLink,
     encode_link,
     is_link,
-    joined_runs,
-    keep_joined_through,
     peers_file,
     read_link,
     remember_joined,
@@ -400,8 +399,8 @@ async def test_it_is_refused_before_anything_is_made(tmp_path: Path) -> None:
             continue
         with pytest.raises(UserError, match="and the link says"):
             await approving
-        assert joined_runs(tmp_path) == []
-    assert joined_runs(tmp_path) == [run.id]
+        assert not Joined.load(tmp_path).runs
+    assert Joined.load(tmp_path).runs == (run.id,)
 
 
 def test_a_link_takes_no_invite_s_place(tmp_path: Path) -> None:
@@ -454,7 +453,7 @@ def test_by_nothing_it_is_of_the_run_that_was_joined_last(tmp_path: Path) -> Non
     asked = ["run", "link", "--data-dir", str(tmp_path)]
     assert "more than one run" in str(called(*asked).exception)
     for run in (first, second):
-        remember_joined(tmp_path, run)
+        remember_joined(settings(tmp_path), run)
         assert read_link(called(*asked).stdout).run == run
 
 
@@ -513,7 +512,7 @@ def test_a_start_without_anything_goes_where_the_last_one_was_told_to_go(tmp_pat
     peers_file(tmp_path).write_text(f"{ADDRESSES[0]}\n")
     assert joined_through_before(with_invite(bare)) == (*ADDRESSES, NAME), "the saved link's peers"
     assert joined_through_before(settings(tmp_path, run="cd" * 32)) == (), "it is to another run"
-    keep_joined_through(tmp_path, [NAME])
+    remember_joined(msgspec.structs.replace(bare, join=(NAME,)), RUN)
     assert joined_through_before(with_invite(bare)) == (NAME,), "what was given last"
     assert joined_through_before(settings(tmp_path, join=ADDRESSES)) == ()
     assert joined_through_before(settings(tmp_path, run_file=tmp_path / "run.toml")) == ()

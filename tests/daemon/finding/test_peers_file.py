@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.run_files.known_runs import (
+    JOINED,
     MAX_JOINED_THROUGH,
     MAX_PEERS,
-    join_file,
-    keep_joined_through,
-    load_joined_through,
+    Joined,
     load_peers,
     peers_file,
+    remember_joined,
     save_peers,
 )
 from p2pdiloco.identity import Identity
@@ -51,13 +52,14 @@ def test_who_meets_one_peer_does_not_forget_the_others(tmp_path: Path) -> None:
 
 def test_what_was_given_to_join_through_is_kept_in_private_until_something_else_is(tmp_path: Path) -> None:
     given = ("/dnsaddr/boot.example", *map(address, range(1, MAX_JOINED_THROUGH + 5)))
-    assert load_joined_through(tmp_path) == ()
-    keep_joined_through(tmp_path, given)
-    assert load_joined_through(tmp_path) == given[:MAX_JOINED_THROUGH]
-    assert join_file(tmp_path).stat().st_mode & 0o777 == 0o600
-    keep_joined_through(tmp_path, ())
-    assert load_joined_through(tmp_path) == given[:MAX_JOINED_THROUGH], "nothing given: nothing changes"
-    keep_joined_through(tmp_path, given[-1:])
-    assert load_joined_through(tmp_path) == given[-1:]
-    keep_joined_through(tmp_path / "absent", given)
-    assert load_joined_through(tmp_path / "absent") == (), "that is said, and no more"
+    settings = NodeSettings(data_dir=tmp_path, join=given, data=Path("texts"), hours="22-7", yes=True)
+    assert Joined.load(tmp_path) == Joined()
+    remember_joined(settings, "aa")
+    kept = Joined.load(tmp_path)
+    assert kept.join == given[:MAX_JOINED_THROUGH] and kept.runs == ("aa",)
+    assert kept.settings == {"data": str(Path("texts").absolute()), "hours": "22-7", "run": "aa"}
+    assert (tmp_path / JOINED).stat().st_mode & 0o777 == 0o600
+    remember_joined(NodeSettings(data_dir=tmp_path), "bb")
+    assert Joined.load(tmp_path) == Joined(("bb", "aa"), kept.join, {"run": "bb"}), "no address: none changes"
+    remember_joined(NodeSettings(data_dir=tmp_path, join=given[-1:]), "aa")
+    assert Joined.load(tmp_path) == Joined(("aa", "bb"), given[-1:], {"run": "aa"})

@@ -19,13 +19,13 @@ from p2pdiloco.adapters.endpoint import Endpoint
 from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.settings import BootstrapSettings
+from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.daemon import start, wire
 from p2pdiloco.daemon.bootstrap import _Bootstrap
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.network.reach import DialBack
 from p2pdiloco.daemon.run_files import served_runs as mirror
-from p2pdiloco.daemon.run_files.known_runs import PublishedRun, joined_file, saved_runs
+from p2pdiloco.daemon.run_files.known_runs import JOINED, PublishedRun, saved_runs
 from p2pdiloco.daemon.run_files.served_runs import (
     Mirror,
     changed_keys,
@@ -232,9 +232,11 @@ async def test_another_owner_s_run_of_the_same_name_is_refused_before_anything_i
     await refuse_to_split(second, [first.peer_id], name, run.signed.owner)  # its owner's next
     await refuse_to_split(second, [first.peer_id], "other", second.peer_id)
     (tmp_path / "node").mkdir()
-    with pytest.raises(UserError, match="another owner's run"):  # --run-file of a node
-        await start._own_run(tmp_path / "node", file, load_manifest(file), second, [first.peer_id])
-    assert not joined_file(tmp_path / "node").exists()
+    with pytest.raises(UserError, match="another owner's run"):
+        await start._own_run(
+            NodeSettings(data_dir=tmp_path / "node"), file, load_manifest(file), second, [first.peer_id]
+        )
+    assert not (tmp_path / "node" / JOINED).exists()
 
 
 def test_a_bootstrap_is_told_files_and_ids(tmp_path: Path) -> None:
@@ -357,7 +359,7 @@ async def test_who_serves_an_edited_file_is_told_that_it_is_another_run(
     owner = Identity.load_or_create(data_dir / "owner.key").peer_id
     assert words_of_edits(longer(FIRST, 3), data_dir, owner)
     assert not words_of_edits(longer(FIRST, 3), data_dir, Identity.generate().peer_id)
-    await start._own_run(data_dir, file, longer(FIRST, 3), mock.Mock(), ())  # --run-file of a node
+    await start._own_run(NodeSettings(data_dir=data_dir), file, longer(FIRST, 3), mock.Mock(), ())
     assert "another run than mine" in caplog.text
 
 
