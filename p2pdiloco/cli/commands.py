@@ -85,8 +85,8 @@ def node(context: click.Context, /, forget: bool, **values: Any) -> int | None:
     """Take part in a run: find it, catch up, train, contribute.
 
     A LINK to the run, or an INVITE of its owner, says which run it is and whom to join through. Once the run
-    is joined, a start without LINK, --join, --run and --config goes on with it, and with the other settings
-    of the last start; a flag wins over those, and --forget leaves them out.
+    is joined, a start without LINK, --join, --run, --run-file and --config goes on with it, and with the
+    other settings of that start; a flag wins over those, and --forget leaves them out.
     """
     from p2pdiloco.daemon.admission import with_invite
     from p2pdiloco.daemon.network.discovery import with_nearby
@@ -102,17 +102,22 @@ def node(context: click.Context, /, forget: bool, **values: Any) -> int | None:
 
 
 def _remembered(context: click.Context, data_dir: Path) -> Values:
-    """What the last start had of what is not given now, but for limits that were changed since."""
+    """What the last start had, or `join` saved, of what is not given now, but for limits that were changed
+    since."""
+    from p2pdiloco.cli.guide import saved_settings
     from p2pdiloco.daemon.owner.wishes import load_wishes
     from p2pdiloco.daemon.run_files.known_runs import Joined
 
-    kept = Joined.load(data_dir).settings
+    kept = Joined.load(data_dir).settings or saved_settings(data_dir)
     wanted = kept.keys() - load_wishes(data_dir).changed
-    return {
-        each.name: each.type_cast_value(context, kept[each.name])
+    found = {
+        each.name: each.type_cast_value(context, kept[each.name] if each.multiple else str(kept[each.name]))
         for each in context.command.params
         if each.name in wanted and context.get_parameter_source(each.name) is ParameterSource.DEFAULT
     }
+    if found:
+        click.echo("as before: " + ", ".join(f"{name} {value}" for name, value in found.items()), err=True)
+    return found
 
 
 @click.command(cls=SpacedLists, epilog=example("status"))

@@ -81,7 +81,7 @@ def invite(
         end_invite(run, close, join, data_dir, yes=False, leaves=True)
         return
     from p2pdiloco.daemon.display.snapshot import counted
-    from p2pdiloco.daemon.run_files.known_runs import KnownRun
+    from p2pdiloco.daemon.run_files.known_runs import known_run
     from p2pdiloco.daemon.run_files.ownership import Ownership
 
     if qr_file is not None:
@@ -94,7 +94,7 @@ def invite(
     until = f"for {expires}" if life_s else "for ever"
     click.echo(f"lets {counted(uses, 'node')} in, {until}; they run: p2pdiloco node LINK", err=True)
     warn_of_addresses(owned.addresses(join))
-    if KnownRun.find(owned.run, owned.data_dir).mode != "invite":
+    if known_run(owned.run, owned.data_dir)[1].manifest.admission.mode != "invite":
         click.echo("note: this run does not ask for invites: an invite keeps nobody out", err=True)
     if qr_file is not None:
         save_qr(text, qr_file)
@@ -129,17 +129,17 @@ def link(
     It says run, owner, and peers to join through, and holds no secret. For a run by invite, its owner
     prints one that lets others in: p2pdiloco invite RUN.
     """
-    from p2pdiloco.daemon.run_files.known_runs import KnownRun
+    from p2pdiloco.daemon.run_files.known_runs import addresses_of, known_run, link_of
 
     if qr_file is not None:
         check_qr_file(qr_file)
-    known = KnownRun.find(run, data_dir)
-    addresses = known.addresses(join)
-    word = known.link(join)
+    folder, known = known_run(run, data_dir)
+    addresses = addresses_of(folder, join)
+    word = link_of(known, addresses)
     click.echo(word)
     click.echo(f"joins run {known.title}; others run: p2pdiloco node LINK", err=True)
     warn_of_addresses(addresses)
-    if known.mode == "invite":
+    if known.manifest.admission.mode == "invite":
         click.echo(
             "note: it lets nobody in, as this run takes members by invite; its owner makes links that do: "
             f"p2pdiloco invite {known.name}",
@@ -252,11 +252,11 @@ def revoke(run: str, invite: str, join: tuple[str, ...], data_dir: Path | None, 
 @_YES
 def admit(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
     """Put a PEER (its id) on the list of a RUN whose members are listed, and give it a seat."""
-    from p2pdiloco.daemon.run_files.known_runs import KnownRun
+    from p2pdiloco.daemon.run_files.known_runs import known_run
     from p2pdiloco.daemon.run_files.ownership import Ownership
 
     owned = Ownership.find(run, data_dir)
-    seated = True if KnownRun.find(owned.run, owned.data_dir).mode == "list" else None
+    seated = True if known_run(owned.run, owned.data_dir)[1].manifest.admission.mode == "list" else None
     asked = {"verb": "admit", "entries": "members", "word": peer, "adds": True, "seated": seated}
     _change_by_peer(run, join, data_dir, yes=yes, **asked)
 

@@ -641,14 +641,12 @@ class Approval:
         self._learner_in_memory = _learner_in_memory(settings)
 
     async def approve(self, run: PublishedRun, is_new: bool) -> None:
-        """Show what a run takes, and refuse it or remember it as joined. `is_new`: this data folder has not
-        been in it.
+        """Show what a run takes, and refuse it. `is_new`: this data folder has not been in it.
 
         Raises:
             UserError: it takes more than is here or permitted, or is of another owner than the link to it
                 says, or the person says no.
             ConfigError: as `footprint_of`.
-            StorageError: it cannot be remembered.
         """
         check_owner(self._settings, run)
         takes = self._footprint(run.manifest)
@@ -674,7 +672,10 @@ class Approval:
             self._check_machine(run.manifest, takes, memory, disk)
         if is_new and self._ask is not None and not await self._ask(f"join run {run.title}?"):
             raise UserError(f"run {run.name} is not joined", "--yes joins without a question")
-        await asyncio.to_thread(remember_joined, self._settings, run.id)
+
+    async def remember(self, run: str) -> None:
+        """Remember a run as joined, with what this start was given. Raises: StorageError."""
+        await asyncio.to_thread(remember_joined, self._settings, run)
 
     def describe(self, run: PublishedRun) -> list[str]:
         """Say in lines what a run is and takes. Raises: ConfigError: as `footprint_of`."""

@@ -51,7 +51,6 @@ from p2pdiloco.daemon.program import (
 from p2pdiloco.daemon.run_files.known_runs import (
     goes_on,
     peers_of,
-    remember_joined,
     save_own_addresses,
 )
 from p2pdiloco.daemon.run_files.run import Run, find_run, sign_run
@@ -102,7 +101,6 @@ class _JoinOptions(Frozen):
 async def _node(settings: NodeSettings, told: _JoinOptions, stop: asyncio.Event) -> None:
     with data_folder(settings):
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
-        keep_invite(settings)
         try_paths(settings)
         first = StartingSource("node", settings.name, identity.peer_id)
         async with serving(parse_web(settings.web), settings.data_dir, first) as views:
@@ -118,8 +116,8 @@ async def _join(
         check_device(settings.device)
     asks = at_terminal() and settings.log != "json"
     approval = Approval(replace(settings, join=told.given), _say_of_run, ask_terminal if asks else None)
-    me, file = identity.peer_id, settings.run_file
-    own = _own_manifest(file, settings, me, approval) if file is not None else None
+    file = settings.run_file
+    own = _own_manifest(file, settings, identity.peer_id, approval) if file is not None else None
     async with owned(settings, stop) as controls:
         session = _RunSession(identity, approval, recent, views, controls, stop, told)
         run = settings.run
@@ -148,7 +146,7 @@ class _RunSession:
     ) -> None:
         self._identity, self._approval, self._recent = identity, approval, recent
         self._views, self._controls, self._stop = views, controls, stop
-        self._told, self._may_be_alone = told, told.may_be_alone
+        self._may_be_alone, self._names = told.may_be_alone, told.unknown
 
     async def once(self, settings: NodeSettings, own: tuple[Path, Manifest] | None) -> str:
         """Find the run, and be its member until told to stop or to be away. Returns the run's id, if it was
@@ -166,7 +164,7 @@ class _RunSession:
         if stop.is_set():
             await transport.close()
             return ""
-        looking = look_up_again(transport, self._told.unknown)
+        looking = look_up_again(transport, self._names)
         try:
             print_addresses(transport.addresses(), "node")
             save_own_addresses(settings.data_dir, transport.addresses())
@@ -174,14 +172,16 @@ class _RunSession:
             finding = (
                 find_run(transport, identity, settings.run, where, logger.info, hosts, approve, begins)
                 if own is None
-                else _own_run(replace(settings, join=self._told.given), *own, transport, hosts)
+                else _own_run(settings.data_dir, *own, transport, hosts)
             )
             found = await unless_stopped(finding, stop)
             if found is None:
                 return ""
             self._may_be_alone = True  # after a time away, nobody need be there
             print_join(transport.addresses(), [found[0]])
-            await _membership(settings, peer, self._recent, found, self._views, self._controls, stop)
+            await _membership(
+                settings, peer, self._recent, found, self._views, self._controls, stop, self._approval
+            )
             return found[0].id
         finally:
             looking.cancel()
@@ -200,25 +200,22 @@ async def _membership(
     views: Views,
     controls: NodeControls,
     stop: asyncio.Event,
+    approval: Approval,
 ) -> None:
     run, vault = found
     _check_data(settings, run.manifest.data)
+    await asyncio.to_thread(keep_invite, settings)
     names = {"run_name": run.name, "run": run.id, "peer": peer.identity.peer_id}
     logger.info("run %(run_name)s (%(run).12s), node %(peer)s", names)
     if owns(settings.data_dir, run.signed.owner):  # nobody else can mend it
         for doubt in run.doubts():
             logger.warning("%s", doubt)
-    if (
-        settings.genesis
-        and run.manifest.admission.seats
-        and names["peer"] not in run.manifest.admission.seats
-    ):
-        words = (
-            "this node has no seat at the start of run %(run_name)s: its owner gives it one with %(command)s"
-        )
-        command = f"p2pdiloco seat {run.name} {names['peer']}"
-        logger.warning(words, {"run_name": run.name, "command": command})
+    seats = run.manifest.admission.seats
+    if settings.genesis and seats and names["peer"] not in seats:
+        words = "this node has no seat at the start of run %(run_name)s: its owner gives it one with "
+        logger.warning(f"{words}p2pdiloco seat %(run_name)s %(peer)s", names)
     member = Member(peer, run, vault, settings, recent, Timing())
+    await approval.remember(run.id)
     member.report.owned_by(controls)
     controls.attach(OwnMember(member))
     life = Life(member)
@@ -319,16 +316,13 @@ def _own_manifest(
 
 
 async def _own_run(
-    settings: NodeSettings, run_file: Path, manifest: Manifest, transport: Transport, hosts: Sequence[str]
+    data_dir: Path, run_file: Path, manifest: Manifest, transport: Transport, hosts: Sequence[str]
 ) -> tuple[Run, Vault]:
-    data_dir = settings.data_dir
     owner = Identity.load_or_create(data_dir / "owner.key")
     await refuse_to_split(transport, hosts, manifest.run.name, owner.peer_id)
     if edits := words_of_edits(manifest, data_dir, owner.peer_id):
         logger.warning("%s: %s", run_file, edits)
-    prepared = await apart(partial(sign_run, run_file, owner, manifest))
-    await asyncio.to_thread(remember_joined, settings, prepared[0].id)
-    return prepared
+    return await apart(partial(sign_run, run_file, owner, manifest))
 
 
 def try_paths(settings: NodeSettings) -> None:
@@ -344,7 +338,6 @@ def try_paths(settings: NodeSettings) -> None:
 def _check_data(settings: NodeSettings, section: DataSection) -> None:
     """Check the data path. Raises: UserError (a learner would not find what it trains on: said before it
     starts)."""
-    if settings.learner_socket is not None:
-        return  # the program has its own
-    if settings.data is None and section.is_each_nodes_own:
+    # A program has its own.
+    if settings.learner_socket is None and settings.data is None and section.is_each_nodes_own:
         raise UserError("this run trains on each node's own data, and none are given", "add --data PATH")

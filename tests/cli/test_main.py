@@ -54,7 +54,7 @@ def test_the_help_of_a_node_leaves_out_what_is_for_experts(capsys: pytest.Captur
     whole = capsys.readouterr().out
     assert "--learner-nice" not in short and "--learner-nice" in whole and "Limits:" in short
     assert "--initial_peers" not in whole, "hivemind's spelling is taken, and goes without saying"
-    assert len(re.findall(r"^  --", short, re.M)) <= 27
+    assert len(re.findall(r"^  --", short, re.M)) <= 28
 
 
 @pytest.fixture(autouse=True)
@@ -181,6 +181,15 @@ def test_a_start_with_nothing_goes_on_with_what_the_last_one_had(
     assert not again.max_upload, "that was changed since, and holds by itself"
     assert (other.name, other.hours) == ("ben", "22-7")
     assert {(s.name, s.hours, s.data) for s in anew} == {("", "", None)}
+
+
+def test_a_start_with_nothing_takes_what_the_guide_saved(
+    called: list[Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "node.toml").write_text(f'[node]\njoin = ["{ONE}"]\nthreads = 2\n')
+    assert cli_main.run(["node", "--data-dir", str(tmp_path)]) == 0
+    assert (called[0].join, called[0].threads) == ((ONE,), 2)
+    assert f"as before: join ('{ONE}',), threads 2" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--initial_peers", "--initial-peers", "--join"])

@@ -135,7 +135,7 @@ class WishKeeper:
         value = value_text(getattr(self.limits, name)) or "none"
         given = getattr(self._given, name)
         if given not in (DEFAULTS[name], getattr(self.limits, name)):
-            later = f"a start with {flag_of(name)} {value_text(given)}, as this one, wins over it"
+            later = f"a start with {flag_of(name)} {value_text(given)} wins over it"
         else:
             later = "kept for later starts"
         return f"{flag_of(name)[2:]} is {value} now ({later})"

@@ -1,7 +1,7 @@
 """Runs as peers list them and as this machine's folders know them: found, linked to, searched.
 
 It needs neither a model nor torch: a bootstrap, and a program that only asks, has no more than this.
-`RunSearch` finds the run that is meant among those that peers list, `KnownRun` one of a folder of this
+`RunSearch` finds the run that is meant among those that peers list, `known_run` one of a folder of this
 machine. `RunLink` says in one word which run it is, and whom to join through; `way_of` reads what a person
 gave.
 
@@ -271,7 +271,7 @@ def encode_manifest(run: PublishedRun) -> bytes:
 JOINED = "joined.json"
 MAX_JOINED = 64
 MAX_JOINED_THROUGH = 32
-OF_ONE_START = {"join", "invite", "data_dir", "run_file", "genesis", "yes", "log", "learner_socket"}
+OF_ONE_START = {"join", "invite", "data_dir", "run_file", "genesis", "yes", "log", "run"}
 """Settings that hold for one start, or are remembered elsewhere."""
 
 
@@ -297,14 +297,16 @@ def remember_joined(settings: NodeSettings, run: str) -> None:
 
     Raises: StorageError.
     """
-    earlier, given = Joined.load(settings.data_dir), Values()
+    earlier, given = Joined.load(settings.data_dir), Values(run=run)
     for each in fields(NodeSettings):
         value = getattr(settings, each.name)
         if each.name not in OF_ONE_START and value != each.default:
             given[each.name] = str(expanded(value).absolute()) if isinstance(value, Path) else value
+    if settings.learner_socket is not None:  # a program's own start
+        given = earlier.settings
     runs = tuple(dict.fromkeys([run, *earlier.runs]))[:MAX_JOINED]
     join = settings.join[:MAX_JOINED_THROUGH] or earlier.join
-    content = msgspec.json.encode(Joined(runs, join, given | {"run": run}))
+    content = msgspec.json.encode(Joined(runs, join, given))
     Files().save(settings.data_dir / JOINED, [content], durable=True, private=True)
 
 
@@ -558,58 +560,28 @@ def addresses_of(data_dir: Path, join: Sequence[str]) -> list[str]:
     return found
 
 
-class KnownRun:
-    """Run that a folder of this machine knows, as its node is in it or its bootstrap serves it, and its
-    link."""
+def known_run(wanted: str, data_dir: Path | None) -> tuple[Path, PublishedRun]:
+    """Find a run that a folder of this machine knows, as its node is in it or its bootstrap serves it, and
+    that folder: by its id, the beginning of it, or its name; by nothing the one that was joined last, or the
+    only one.
 
-    def __init__(self, data_dir: Path, run: PublishedRun) -> None:
-        self._data_dir, self._run = data_dir, run
-
-    @classmethod
-    def find(cls, wanted: str, data_dir: Path | None) -> KnownRun:
-        """Find a run by its id, the beginning of it, or its name; by nothing the one that was joined last, or
-        the only one.
-
-        Raises: UserError (there is none, or there are several).
-        """
-        folders = usual_folders(data_dir)
-        names: list[PublishedRun] = []
-        for folder in folders:
-            saved = saved_runs(folder)
-            names += saved.values()
-            chosen = saved_run(saved, wanted, Joined.load(folder).runs)
-            if chosen is not None:
-                return cls(folder, chosen)
-        where = " or ".join(map(str, folders))
-        if names:
-            raise UserError(f'no run "{wanted}" is in {where}', f"there is {run_names(names)}")
-        raise UserError(
-            f"no run is in {where}: no node joined one from there, and no bootstrap serves one",
-            "name the folder of a node or bootstrap of the run: --data-dir DIR",
-        )
-
-    @property
-    def name(self) -> str:
-        """Name of the run."""
-        return self._run.name
-
-    @property
-    def title(self) -> str:
-        """Name and beginning of the id, for people."""
-        return self._run.title
-
-    @property
-    def mode(self) -> str:
-        """Mode of its admission."""
-        return self._run.manifest.admission.mode
-
-    def addresses(self, join: Sequence[str]) -> list[str]:
-        """List the addresses that its link names. Raises: UserError (there are none)."""
-        return addresses_of(self._data_dir, join)
-
-    def link(self, join: Sequence[str]) -> str:
-        """Make its link. Raises: UserError, ConfigError."""
-        return link_of(self._run, self.addresses(join))
+    Raises: UserError (there is none, or there are several).
+    """
+    folders = usual_folders(data_dir)
+    names: list[PublishedRun] = []
+    for folder in folders:
+        saved = saved_runs(folder)
+        names += saved.values()
+        chosen = saved_run(saved, wanted, Joined.load(folder).runs)
+        if chosen is not None:
+            return folder, chosen
+    where = " or ".join(map(str, folders))
+    if names:
+        raise UserError(f'no run "{wanted}" is in {where}', f"there is {run_names(names)}")
+    raise UserError(
+        f"no run is in {where}: no node joined one from there, and no bootstrap serves one",
+        "name the folder of a node or bootstrap of the run: --data-dir DIR",
+    )
 
 
 HOST_TIMEOUT_S = 3.0

@@ -63,3 +63,5 @@ def test_what_was_given_to_join_through_is_kept_in_private_until_something_else_
     assert Joined.load(tmp_path) == Joined(("bb", "aa"), kept.join, {"run": "bb"}), "no address: none changes"
     remember_joined(NodeSettings(data_dir=tmp_path, join=given[-1:]), "aa")
     assert Joined.load(tmp_path) == Joined(("aa", "bb"), given[-1:], {"run": "aa"})
+    remember_joined(NodeSettings(data_dir=tmp_path, learner_socket=tmp_path / "s", hours="22-7"), "cc")
+    assert Joined.load(tmp_path) == Joined(("cc", "aa", "bb"), given[-1:], {"run": "aa"}), "a program's own"

@@ -19,7 +19,7 @@ from p2pdiloco.adapters.endpoint import Endpoint
 from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
+from p2pdiloco.config.settings import BootstrapSettings
 from p2pdiloco.daemon import start, wire
 from p2pdiloco.daemon.bootstrap import _Bootstrap
 from p2pdiloco.daemon.front_door import FrontDoor
@@ -233,9 +233,7 @@ async def test_another_owner_s_run_of_the_same_name_is_refused_before_anything_i
     await refuse_to_split(second, [first.peer_id], "other", second.peer_id)
     (tmp_path / "node").mkdir()
     with pytest.raises(UserError, match="another owner's run"):
-        await start._own_run(
-            NodeSettings(data_dir=tmp_path / "node"), file, load_manifest(file), second, [first.peer_id]
-        )
+        await start._own_run(tmp_path / "node", file, load_manifest(file), second, [first.peer_id])
     assert not (tmp_path / "node" / JOINED).exists()
 
 
@@ -359,7 +357,7 @@ async def test_who_serves_an_edited_file_is_told_that_it_is_another_run(
     owner = Identity.load_or_create(data_dir / "owner.key").peer_id
     assert words_of_edits(longer(FIRST, 3), data_dir, owner)
     assert not words_of_edits(longer(FIRST, 3), data_dir, Identity.generate().peer_id)
-    await start._own_run(NodeSettings(data_dir=data_dir), file, longer(FIRST, 3), mock.Mock(), ())
+    await start._own_run(data_dir, file, longer(FIRST, 3), mock.Mock(), ())
     assert "another run than mine" in caplog.text
 
 
