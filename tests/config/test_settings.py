@@ -94,7 +94,7 @@ def test_a_bootstrap_fetches_runs_by_id(tmp_path: Path, monkeypatch: pytest.Monk
     ("settings", "words"),
     [
         (NodeSettings(), "there is no peer to join: give a run link, an invite, or the address"),
-        (NodeSettings(genesis=True), "--genesis without --join needs --run-file"),
+        (NodeSettings(genesis=True), "there is no peer to join"),
         (
             NodeSettings(join=(GOOD,), run_file=Path("run.toml")),
             "--run-file starts a new run, so it needs --genesis",
