@@ -484,22 +484,6 @@ BUSY_S, MOST_BUSY_S = 0.5, 4.0
 """Pause, as a mean, before peers are asked again of whom one was busy: it doubles up to the second."""
 
 
-class _Arrival:
-    """Sink of one payload. Implements `ports.PullSink`."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
-        self.payload = bytearray()
-
-    def begin(self, header: bytes, payload_bytes: int) -> None:
-        if header or payload_bytes > self._most:
-            raise RemoteError("oversized", f"{payload_bytes} bytes of a contribution, at most {self._most}")
-        self.payload = bytearray(payload_bytes)
-
-    def write(self, offset: int, chunk: memoryview) -> None:
-        self.payload[offset : offset + len(chunk)] = chunk
-
-
 class Asking:
     """Asking peers for contributions and partial merges: whom, in which order, and once more where they
     are busy."""
@@ -579,18 +563,18 @@ class Asking:
     ) -> Payload | PullRefusal | None:
         """Ask one peer. None: it did not give it; a refusal: it is busy. Raises: Unsound."""
         request = wire.PullContribution(self._chain.run, subject.fragment, wanted.digest)
-        arrival = _Arrival(size)
         try:
-            refusal = await self._transport.pull_into(peer, wire.encode(request), arrival, PAUSE_S)
-            if refusal is not None:
-                raise wire.refused(refusal)
+            answer = await self._transport.pull(peer, wire.encode(request), size, PAUSE_S)
+            if isinstance(answer, Refusal):
+                raise wire.refused(answer)
         except (TransportError, RemoteError, TimeoutError) as error:
             logger.debug("no contribution to audit from %s: %s", peer, error)
             is_busy = isinstance(error, wire.PullRefused) and error.why is PullRefusal.BUSY
             return PullRefusal.BUSY if is_busy else None
-        self.bytes_in += len(arrival.payload)
-        if await self._is_sound(subject, wanted, arrival.payload):
-            return arrival.payload
+        payload = answer[1]
+        self.bytes_in += len(payload)
+        if await self._is_sound(subject, wanted, payload):
+            return payload
         logger.debug("not the contribution that was asked for: %s", peer)
         return None
 
