@@ -88,16 +88,7 @@ class SessionDaemon:
             log = os.fdopen(os.open(self._folder / LOG, flags, 0o600), "wb")
         except OSError as error:
             raise StorageError(f"cannot write into {self._folder}: {error.strerror}") from error
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "p2pdiloco",
-            "node",
-            "--forget",
-            "--data-dir",
-            str(self._folder),
-        ]
+        command = [sys.executable, "-P", "-m", "p2pdiloco", "node", "--data-dir", str(self._folder)]
         command += ["--learner-socket", str(path), "--learner-wait-s", str(LONELY_S), "--log", "text", *words]
         with log:
             # A Ctrl-C at the terminal is the program's; it ends the daemon then.

@@ -91,14 +91,17 @@ def node(context: click.Context, /, forget: bool, **values: Any) -> int | None:
     from p2pdiloco.daemon.admission import with_invite
     from p2pdiloco.daemon.network.discovery import with_nearby
 
-    named = context.default_map or any(values[name] for name in ("invite", "join", "run", "run_file"))
-    if not (forget or named):
+    if not (forget or context.default_map or any(values[name] for name in BEGINS_ANEW)):
         values |= _remembered(context, expanded(values["data_dir"]))
     given = with_nearby(with_invite(build(NodeSettings, values)), lambda text: click.echo(text, err=True))
     settings = check_node(given)
     from p2pdiloco.daemon.start import run_node
 
     return run_node(settings)
+
+
+BEGINS_ANEW = "invite", "join", "run", "run_file", "learner_socket"
+"""Settings with which a start takes up nothing of the last one."""
 
 
 def _remembered(context: click.Context, data_dir: Path) -> Values:

@@ -173,7 +173,14 @@ def test_a_start_with_nothing_goes_on_with_what_the_last_one_had(
     remember_joined(called[0], run)
     change_kept(tmp_path, {"max-upload": "1Mbit"})
     monkeypatch.setenv("P2PDILOCO_THREADS", "3")
-    for more in ([], ["--name", "ben"], ["--forget"], ["--join", TWO], ["--run", "cd" * 32]):
+    for more in (
+        [],
+        ["--name", "ben"],
+        ["--forget"],
+        ["--join", TWO],
+        ["--run", "cd" * 32],
+        ["--learner-socket", "/s"],
+    ):
         assert cli_main.run(["node", *data, *more]) == 0
     _, again, other, *anew = called
     assert again.data == Path("texts").absolute() and not again.relay and not again.yes
