@@ -295,7 +295,7 @@ class Joined(Struct, frozen=True, forbid_unknown_fields=True):
 def remember_joined(settings: NodeSettings, run: str) -> None:
     """Remember a run as the newest that was joined, and what this start was given.
 
-    Raises: StorageError.
+    Raises: StorageError (it is news, and not saved).
     """
     earlier, given = Joined.load(settings.data_dir), Values(run=run)
     for each in fields(NodeSettings):
@@ -307,7 +307,8 @@ def remember_joined(settings: NodeSettings, run: str) -> None:
     runs = tuple(dict.fromkeys([run, *earlier.runs]))[:MAX_JOINED]
     join = settings.join[:MAX_JOINED_THROUGH] or earlier.join
     content = msgspec.json.encode(Joined(runs, join, given))
-    Files().save(settings.data_dir / JOINED, [content], durable=True, private=True)
+    if content != msgspec.json.encode(earlier):  # a full disk keeps nobody from going on
+        Files().save(settings.data_dir / JOINED, [content], durable=True, private=True)
 
 
 def goes_on(settings: NodeSettings) -> bool:

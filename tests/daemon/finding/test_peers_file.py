@@ -1,9 +1,13 @@
-"""Addresses of members met before survive a restart, and only addresses come out of the file."""
+"""What a node finds its run again by: members met before, and what was joined."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
+import pytest
+
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.run_files.known_runs import (
     JOINED,
@@ -15,6 +19,7 @@ from p2pdiloco.daemon.run_files.known_runs import (
     remember_joined,
     save_peers,
 )
+from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
 
 
@@ -50,12 +55,19 @@ def test_who_meets_one_peer_does_not_forget_the_others(tmp_path: Path) -> None:
     assert load_peers(tmp_path) == [*old, moved]
 
 
-def test_what_was_given_to_join_through_is_kept_in_private_until_something_else_is(tmp_path: Path) -> None:
+def test_what_was_joined_is_kept_in_private_until_something_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = ("/dnsaddr/boot.example", *map(address, range(1, MAX_JOINED_THROUGH + 5)))
     settings = NodeSettings(data_dir=tmp_path, join=given, data=Path("texts"), hours="22-7", yes=True)
     assert Joined.load(tmp_path) == Joined()
     remember_joined(settings, "aa")
     kept = Joined.load(tmp_path)
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(Files, "save", Mock(side_effect=StorageError("the disk is full")))
+        remember_joined(settings, "aa")
+        with pytest.raises(StorageError):
+            remember_joined(settings, "bb")
     assert kept.join == given[:MAX_JOINED_THROUGH] and kept.runs == ("aa",)
     assert kept.settings == {"data": str(Path("texts").absolute()), "hours": "22-7", "run": "aa"}
     assert (tmp_path / JOINED).stat().st_mode & 0o777 == 0o600
