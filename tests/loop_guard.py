@@ -24,7 +24,6 @@ ALLOWED = {
     ("data_dir.py", "DataDir.lock"),
     ("data_dir.py", "DataDir.__enter__"),
     ("identity.py", "Identity.load_or_create"),
-    ("admission.py", "keep_invite"),
     # Before the node is a member: it sends no heartbeats, and nobody counts on it.
     ("member.py", "RunHoldings.__init__"),
     ("admission.py", "own_admission"),

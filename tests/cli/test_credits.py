@@ -51,6 +51,8 @@ async def test_sums_of_keepers_and_what_is_counted_here_are_the_same(
         days = await asked(monkeypatch, visitor, one, two, bucket_s=86_400, history=tmp_path / "kept")
         assert sum(row.fragment_tokens for row in days.credits.rows) == tokens
         assert all(row.begins_s for row in days.credits.rows) and [*(tmp_path / "kept").rglob("history.db")]
+        kept = await asked(monkeypatch, visitor, one, two, history=tmp_path / "more")
+        assert kept.counted_here and kept.credits.rows == told.credits.rows
         # The output, in its three forms.
         lines = list(csv.DictReader(io.StringIO(credits_report.as_csv(found))))
         assert {line["peer"]: int(line["fragment_tokens"]) for line in lines} == {

@@ -262,6 +262,22 @@ async def test_peers_that_are_not_there_are_named_with_the_reason() -> None:
         assert level(found) == ["bad"]
 
 
+@pytest.mark.net
+async def test_whom_its_user_names_the_doctor_dials_wherever_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that was met before is a stranger, whose address may be of another network."""
+    own = {"ip4": ["10.9.9.9", "127.0.0.1"], "ip6": []}
+    monkeypatch.setattr(doctor.multiaddrs, "own_addresses", lambda: own)
+    monkeypatch.setattr(doctor, "torch_here", AsyncMock(return_value=[]))
+    named, member = (f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.generate().peer_id}" for _ in range(2))
+    peers_file(tmp_path).write_text(f"{member}\n")
+    for join, why in (((named,), "connection refused"), ((), "no address that may be dialled")):
+        found = doctor.examine(DoctorSettings(data_dir=tmp_path, join=join))
+        (words,) = [each.words async for each in found if each.check == "peers"]
+        assert why in words
+
+
 def test_whom_the_folder_was_told_to_join_through_is_looked_at_too(tmp_path: Path) -> None:
     own, told, member = (f"/ip4/203.0.113.{n}/tcp/9/p2p/{Identity.generate().peer_id}" for n in range(1, 4))
     asked = DoctorSettings(data_dir=tmp_path)
