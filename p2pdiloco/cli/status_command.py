@@ -385,7 +385,7 @@ def _summary(report: StatusReport, names: dict[str, str]) -> Text:
         text.append(f"{progress_text(report.course)}\n", "bold")
     if owner := owner_text(report.course):
         text.append(f"{owner}\n", "yellow")
-    for words in (few_seats_text(report.course.seats, run), proposed_text(report.proposed, run)):
+    for words in (few_seats_text(report.course, run), proposed_text(report.proposed, run)):
         text.append(f"{words}\n" if words else "", "yellow")
     text.append(f"loss {loss_text(report.loss, 3)} (training, mean of members)")
     if report.heldout_loss is not None:

@@ -50,7 +50,7 @@ from p2pdiloco.core.api.versions import (
     plausible_score,
     trust_of,
 )
-from p2pdiloco.core.finality import advance, coherent, opened
+from p2pdiloco.core.finality import absent, advance, coherent, opened
 from p2pdiloco.core.seating import Seating, stands
 from p2pdiloco.errors import invariant
 
@@ -184,6 +184,11 @@ class Chain:
         number = self.header.finality.final.number
         return number if number >= self._copied else 0
 
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Seats without which nothing becomes final (`finality.absent`)."""
+        return absent(self.header.finality, self.marks.table)
+
 
 WATERMARK_VERSIONS = 1024
 """Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
@@ -236,6 +241,11 @@ class Marks:
         """Find the seat of that peer, or of an invite's key what ended it; None: it never had one."""
         mark = self._by.get(peer)
         return mark.seat if mark else None
+
+    def seated_by(self, number: int) -> frozenset[str]:
+        """List the peers whose seat stands, and stood in that version."""
+        marks = (mark for mark in self.table if mark.seat and mark.seat.begun <= number)
+        return self.seats.intersection(mark.learner for mark in marks)
 
     def seated_since(self, number: int) -> frozenset[str]:
         """List the peers that have a seat and were merged in that version or later."""

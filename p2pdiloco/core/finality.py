@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.types import GENESIS, Finality, Milestone, Seat, Watermark
+from p2pdiloco.core.seating import stands
 
 FIRST = 8
 """Number of the first milestone. Each has twice the number of the one before: half of a run's life is time
@@ -44,6 +45,16 @@ def advance(known: Finality, parent: Milestone, table: Iterable[Watermark]) -> F
     return replace(known, justified=True, final=known.source, before=known.final.number)
 
 
+def absent(known: Finality, table: Iterable[Watermark]) -> tuple[str, ...]:
+    """List the seats that attested neither the newest milestone nor the one before, though they are older,
+    where no version has become final for that long."""
+    number = known.target.number
+    if number <= 4 * max(known.final.number, FIRST // 2):
+        return ()
+    seats = [(mark.learner, mark.seat) for mark in table if mark.seat and 2 * mark.attested < number]
+    return tuple(peer for peer, seat in seats if 2 * seat.begun < number and stands(seat))
+
+
 def coherent(known: Finality, number: int) -> bool:
     """Tell whether the version of that number may state that: milestones in their order, below it."""
     shown = known.final, known.source, known.target
@@ -59,7 +70,7 @@ def _linked(known: Finality, table: Iterable[Watermark]) -> bool:
     if not target:
         return False
     votes = [(mark.seat, mark.attested == target) for mark in table if mark.seat]
-    seats = [(max(seat.since, seat.again), attests) for seat, attests in votes if _stood(seat, target)]
+    seats = [(seat.begun, attests) for seat, attests in votes if _stood(seat, target)]
     first = min((begun for begun, _ in seats), default=0)
     for number in (known.before, known.final.number, target):
         roster = [attests for begun, attests in seats if begun <= max(number, first)]

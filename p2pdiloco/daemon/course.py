@@ -180,6 +180,7 @@ class RunCourse:
             rate_factor=self._in_force.rate_factor if self._in_force is not None else 1.0,
             message=last.message,
             seats=min(len(f.context.roster.seats) for f in self._core.fragments) if self._is_open else None,
+            absent=max(len(f.chain.absent) for f in self._core.fragments),
         )
 
 

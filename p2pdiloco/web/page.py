@@ -17,7 +17,7 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from msgspec import Struct
 
-from p2pdiloco.daemon.display.snapshot import count, few_seats_text, proposed_text, short_peer
+from p2pdiloco.daemon.display.snapshot import amendment_text, count, few_seats_text, proposed_text, short_peer
 from p2pdiloco.errors import clean
 from p2pdiloco.web.view import (
     BehindReason,
@@ -80,6 +80,7 @@ class Page:
         )
         self._env.globals.update(
             percent=percent,
+            amendment=amendment_text,
             few_seats=few_seats_text,
             proposed=proposed_text,
             why_words=REASON_TEXTS,

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, structs
 
 from p2pdiloco.core.api.reasons import LossFinding, Reason
 from p2pdiloco.core.api.types import MAX_FRAGMENTS
@@ -24,6 +24,7 @@ from p2pdiloco.daemon.display.snapshot import (
     MAX_EXCLUDED_ROWS,
     MAX_PEER_ROWS,
     MAX_RECENT_LINES,
+    CourseRow,
     DataRow,
     ExcludedRow,
     FragmentRow,
@@ -31,7 +32,6 @@ from p2pdiloco.daemon.display.snapshot import (
     PeerRow,
     Proposed,
     StatusReport,
-    amendment_text,
     sane_loss,
 )
 from p2pdiloco.daemon.display.timeline import (
@@ -165,29 +165,15 @@ class Forecast(Row, frozen=True, kw_only=True):
     high: Annotated[tuple[float, ...], Meta(max_length=MAX_POINTS)] = ()
 
 
-class ProgressView(Row, frozen=True, kw_only=True):
-    """Progress of the run."""
+class ProgressView(CourseRow, frozen=True, kw_only=True):
+    """Progress of the run: its course, and what the page adds."""
 
-    tokens: Natural = 0
-    """Tokens merged, the mean over fragments."""
-    schedule_tokens: Natural = 0
-    """Length of the schedule; 0: not known."""
     ends_at_s: float | None = None
     """Time of the schedule's end at the present pace; None: not known, or past."""
     versions: Natural = 0
     """Versions of all fragments together."""
     tokens_per_s: float | None = None
     """Tokens that all members together train on a second, as they say."""
-    amendment: Natural = 0
-    """Number of the owner's newest amendment; 0: none."""
-    amendment_from_tokens: Natural = 0
-    amendment_does: Line = ""
-    """Words on what it does from then on; empty: nothing to learners."""
-    rate_factor: float = 1.0
-    message: Line = ""
-    """Message of the run's owner."""
-    seats: Natural | None = None
-    """Number of seats, as in `CourseRow`."""
 
 
 class NewestView(Row, frozen=True, kw_only=True):
@@ -233,18 +219,10 @@ class MemberView(Row, frozen=True, kw_only=True):
     """True: the node whose view this is."""
 
 
-class StripView(Row, frozen=True, kw_only=True):
+class StripView(FragmentRow, frozen=True, kw_only=True):
     """Fragment in the strip: its head and its syncer."""
 
-    index: Natural
-    number: Natural = 0
-    digest: Words = ""
-    tokens: Natural = 0
-    syncer: Text = ""
-    """Peer id; empty: nobody is known to be in office."""
     syncer_name: Text = ""
-    state: Words = "idle"
-    """Words for what goes on around it, as in the live view."""
     at_s: float | None = None
     """Time at which its head came here; None: not known."""
 
@@ -619,34 +597,22 @@ def _newest_view(newest: NewestRow | None, rows: tuple[FragmentRow, ...], now_s:
 
 
 def _progress(report: StatusReport, members: tuple[MemberView, ...], ends_at_s: float | None) -> ProgressView:
-    course = report.course
+    course = structs.asdict(structs.replace(report.course, left_s=None))
     rates = [m.tokens_per_s for m in members if m.state in (MemberCondition.HERE, MemberCondition.BEHIND)]
     rate = sum(value for value in rates if math.isfinite(value) and value >= 0)
     return ProgressView(
-        tokens=course.tokens,
-        schedule_tokens=course.schedule_tokens,
+        **course,
         ends_at_s=ends_at_s,
         versions=report.run_versions,
         tokens_per_s=round(rate, 1) if rates else None,
-        amendment=course.amendment,
-        amendment_from_tokens=course.amendment_from_tokens,
-        amendment_does=amendment_text(course),
-        rate_factor=course.rate_factor,
-        message=course.message,
-        seats=course.seats,
     )
 
 
 def _strip(row: FragmentRow, names: dict[str, str], at_s: dict[int, float]) -> StripView:
     came_s = at_s.get(row.index)
     return StripView(
-        index=row.index,
-        number=row.number,
-        digest=row.digest,
-        tokens=row.tokens,
-        syncer=row.syncer,
+        **structs.asdict(row),
         syncer_name=names.get(row.syncer, ""),
-        state=row.state,
         at_s=None if came_s is None else round(came_s, 1),
     )
 

@@ -86,6 +86,11 @@ class Seat(Wire, frozen=True):
     again: Count = 0
     """Version that gave it once more, after an end; 0: none did."""
 
+    @property
+    def begun(self) -> int:
+        """Version that gave it last."""
+        return max(self.since, self.again)
+
 
 class Stamp(Wire, order=True, frozen=True):
     """Number of a contribution that orders those of one learner: a restart has a higher incarnation."""

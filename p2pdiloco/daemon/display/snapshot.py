@@ -278,6 +278,8 @@ class CourseRow(Row, kw_only=True):
     """Message of the run's owner."""
     seats: Natural | None = None
     """Number of seats of an open run, in the fragment that has the fewest; None: it is not open."""
+    absent: Natural = 0
+    """Number of seats without which nothing becomes final; 0: it does."""
 
 
 class StatusReport(Row, kw_only=True):
@@ -593,15 +595,22 @@ def amendment_text(row: CourseRow) -> str:
     return ", ".join(filter(None, words))
 
 
-def few_seats_text(seats: int | None, run: str) -> str:
-    """Word what it means that an open run has so few seats, and what to do; empty: it has enough."""
-    if seats is None or seats >= ENOUGH_SEATS:
-        return ""
-    return (
-        f"{counted(seats, 'seat')}: while none of them is here nothing is merged, and one that is here alone "
-        f"decides everything; the run's owner should give at least {ENOUGH_SEATS} to people whom it trusts: "
-        f"p2pdiloco seat {clean(run)} PEER"
-    )
+def few_seats_text(course: CourseRow, run: str) -> str:
+    """Word what it means that an open run has so few seats, or that so many have left, and what to do; empty:
+    there are enough."""
+    command, words = f"p2pdiloco seat {clean(run)}", []
+    if course.seats is not None and course.seats < ENOUGH_SEATS:
+        words.append(
+            f"{counted(course.seats, 'seat')}: while none of them is here nothing is merged, and one that is "
+            f"here alone decides everything; the run's owner should give at least {ENOUGH_SEATS} to people "
+            f"whom it trusts: {command} PEER"
+        )
+    if course.absent:
+        words.append(
+            f"{counted(course.absent, 'seat')} did no work for half of the run, and without them "
+            f"nothing becomes final; the run's owner can end those that left for good: {command} --end PEER"
+        )
+    return "; ".join(words)
 
 
 def proposed_text(proposed: Sequence[ProposedSeat], run: str) -> str:

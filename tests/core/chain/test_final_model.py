@@ -32,7 +32,7 @@ import pytest
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.types import NEVER, NOT_FINAL, Finality, Milestone, Seat, Watermark
-from p2pdiloco.core.finality import FIRST, advance
+from p2pdiloco.core.finality import FIRST, absent, advance
 
 NO_FORK = ABSENT = -1
 BRANCHES = LEFT, RIGHT = 0, 1
@@ -345,6 +345,17 @@ def test_ended_seats_stop_nobody() -> None:
     assert founder.justified, "the oldest seat that stands goes on for those that founded the run"
     assert not linked(NOT_FINAL, mark(0, 7), mark(3), mark(5, attested=8)).justified
     assert not linked(NOT_FINAL).justified and not linked(NOT_FINAL, mark(0, 8)).justified
+
+
+def test_half_of_the_seats_that_left_for_good_stop_it_until_they_are_ended() -> None:
+    """The owner ends one of four, after version 64: two of three are enough for the next links."""
+    known, found = NOT_FINAL, []
+    for number in (8, 16, 32, 64, 128, 256, 512):
+        here = [mark(0, attested=number)] * 2
+        gone = [mark(0, attested=16), mark(0, ended=70 * (number > 64), attested=16)]
+        known = linked(known, *here, *(gone if number > 16 else here))
+        found.append((known.final.number, len(absent(known, [*here, *gone]))))
+    assert found == [(0, 0), (8, 0), (8, 0), (8, 2), (8, 1), (128, 0), (256, 0)]
 
 
 def test_a_seat_that_is_given_again_is_of_no_roster_before() -> None:

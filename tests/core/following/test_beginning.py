@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from kit import Solo, branch, child, config, found, reasons, restored_nothing, saved, table
+from kit import OWNER, Solo, branch, child, config, found, reasons, restored_nothing, saved, table, word
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import Timing
@@ -36,8 +36,10 @@ def vouch(chain: list[SignedVersion], number: int, *members: str) -> ev.Guided:
 class Newcomer(Solo):
     """We have nothing. Of these peers some stand on the true chain, some on the forged one."""
 
+    seats, true, false = SEATS, TRUE, FALSE
+
     def __init__(self, *peers: str, told: ev.Guided | None = None, **odd: Any) -> None:
-        super().__init__(config(seats=SEATS), peers=(), **odd)
+        super().__init__(config(seats=self.seats, owner=OWNER), peers=(), **odd)
         self.chains: dict[str, list[SignedVersion]] = {}
         self.does_not_give: set[str] = set()
         self.hold: set[str] = set()
@@ -51,7 +53,7 @@ class Newcomer(Solo):
         """These are listed, and heard."""
         self.peers = (*self.peers, *peers)
         for peer in peers:
-            chain = FALSE if peer in LIARS else TRUE
+            chain = self.false if peer in LIARS else self.true
             self.chains[peer] = chain
             self.says[peer] = {"heads": (chain[-1].header.head(),)}
         self.run(self.feed(ev.PresenceSeen(MemberList(tuple((p, 1) for p in (*self.peers, "me"))))))
@@ -248,6 +250,35 @@ def test_who_the_owner_vouched_for_goes_before_all_others() -> None:
 def test_of_vouched_members_most_decide() -> None:
     solo = Newcomer("l1", "a", "b", told=vouch(TRUE, 4, "l1", "a", "b"))
     assert solo.head == head(TRUE, 9) and solo.grounds == Grounds(Basis.VOUCHED, 2, 3)
+
+
+LATER = tuple(word(peer) for peer in ("b", "c", "d"))
+
+
+class OfFourFounders(Newcomer):
+    """Three of the four seats that founded the run tell another history, of which a version is final. Three
+    more had their seats from the owner since."""
+
+    seats = ("a", *LIARS)
+    true = branch(9, syncer="a", learners=("a",), seats=seats, papers=LATER)
+    false = branch(17, syncer="l1", learners=LIARS, seats=seats, attest=LIARS)
+
+
+@pytest.mark.parametrize(
+    ("told", "believed"),
+    [
+        pytest.param(vouch(OfFourFounders.true, 8, "a"), OfFourFounders.true, id="vouched"),
+        pytest.param(ev.Guided(("a",), ()), OfFourFounders.true, id="joined-through-the-fourth"),
+        pytest.param(ev.Guided(papers=LATER), OfFourFounders.true, id="has-the-owner's-notice"),
+        pytest.param(None, OfFourFounders.false, id="told-nothing"),
+    ],
+)
+def test_most_founding_seats_mislead_a_newcomer_only_where_it_was_told_nothing(
+    told: ev.Guided | None, believed: list[SignedVersion]
+) -> None:
+    assert OfFourFounders.false[-1].header.finality.final.number == 8
+    solo = OfFourFounders(*LIARS, "a", "b", "c", "d", told=told)
+    assert solo.core.confirmed and solo.head == believed[-1].header.head()
 
 
 def test_with_none_of_them_here_a_newcomer_waits_and_says_so() -> None:

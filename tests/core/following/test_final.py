@@ -110,6 +110,22 @@ def test_two_thirds_make_a_checkpoint_final_and_the_others_do_not_matter() -> No
     assert (some.justified, some.source.number, some.final.number) == (False, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("versions", "of", "absent"),
+    [
+        pytest.param(40, 4, set(), id="all-but-one-work"),
+        pytest.param(16, 2, set(), id="in-time"),
+        pytest.param(17, 2, set(), id="not-yet-late"),
+        pytest.param(33, 2, {"p3", "p4", "me"}, id="late"),
+    ],
+)
+def test_seats_are_absent_where_nothing_becomes_final_without_them(
+    versions: int, of: int, absent: set[str]
+) -> None:
+    solo = works(branch(versions, learners=PEERS, attest=PEERS[:of]))
+    assert {*solo.fragment.chain.absent} == absent
+
+
 def label(target: int, source: int = 0, of: int = 1) -> Contributor:
     """Work of p1 that attests versions of those numbers."""
     link = Attestation(Milestone(source, bytes(32)), Milestone(target, bytes([of]) * 32))

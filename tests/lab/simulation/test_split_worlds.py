@@ -1,4 +1,4 @@
-"""Splits made by hand: long, of many sides, of sides that change or grow. Some show known flaws."""
+"""Splits made by hand: long, of many sides, of sides that change or grow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from known_flaws import given, known_flaw
+from known_flaws import given
 from msgspec.structs import replace
 from sim_kit import agreed, names, outcome, plan_of
 
@@ -154,29 +154,23 @@ def test_a_split_heals_whatever_its_sides_and_loses_nothing(
 
 
 @pytest.mark.parametrize(
-    "newcomers",
-    [
-        0,
-        pytest.param(
-            8,
-            marks=known_flaw(
-                "a side goes on by the seats of its own table, not by those of the last common version"
-            ),
-        ),
-    ],
+    ("seats", "larger", "newcomers"), [(10, 7, 0), (10, 7, 8), (20, 14, 9)], ids=["7|3", "7|3+8", "14|6+9"]
 )
-def test_newcomers_on_the_smaller_side_do_not_make_it_the_larger_one(newcomers: int) -> None:
-    """Ten have seats, and are cut 7|3. The owner seats each newcomer, on the side of the three."""
-    seats, count = 10, 10 + newcomers
-    plan = old(plan_of(count, until_s=72.0, owner=OWNER, seats=names(0, seats)))
-    joins = tuple(0.3 * i if i < seats else 25.0 + 0.2 * i for i in range(count))
+def test_newcomers_on_the_smaller_side_do_not_make_it_the_larger_one(
+    seats: int, larger: int, newcomers: int
+) -> None:
+    """A version is final before the split. The owner seats each newcomer, on the smaller side."""
+    count = seats + newcomers
+    plan = plan_of(count, until_s=102.0, owner=OWNER, seats=names(0, seats))
+    joins = tuple(0.3 * i if i < seats else 60.0 + 0.2 * i for i in range(count))
     world = World(dataclasses.replace(plan, joins_s=joins, papers=PaperKind.WORDS))
-    sides = names(0, 7), names(7, count)
-    split(world, sides, 20.0, 70.0)
-    world.clock.run_until(69.9)
+    sides = names(0, larger), names(larger, count)
+    split(world, sides, 55.0, 100.0)
+    world.clock.run_until(99.9)
     large, small = (world.hosts[each[0]] for each in sides)
     given(small.core.fragments[0].chain.marks.seats == {*names(0, count)}, "newcomers have no seats")
     given(len(large.core.fragments[0].chain.marks.seats) == seats, "newcomers have seats on both sides")
+    given(small.core.fragments[0].chain.final, "nothing is final")
     heads = [each.stores[0].version for each in (large, small)]
     given(outcome(world.run()) == "ok", "it does not heal")
     ancestors = world.watch.ancestors(world.hosts["n0"].stores[0].version)
