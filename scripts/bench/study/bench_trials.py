@@ -15,7 +15,7 @@ on from it for a day, beside the same day without it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean
 
@@ -78,8 +78,7 @@ def forged(before: State, after: State, fragments: int) -> dict[str, tuple[State
         found: Tensor = made * (values.norm() / made.norm())
         return found
 
-    def changed(name: str, rule: object) -> State:
-        assert callable(rule)
+    def changed(name: str, rule: Callable[[tuple[int, str], Tensor], Tensor]) -> State:
         return {key: rule(key, values) if key[1] == name else values for key, values in after.items()}
 
     ways = {key: values - before[key] for key, values in after.items()}

@@ -1,24 +1,29 @@
-"""`false_node.py merges|states|histories|usurps|accuses p2pdiloco node …`: a node that, as a syncer, makes
-noise of its merges, or of the states that its updates make (and, "histories", gives none of these), or that
-elects itself again and again, by its own vote, or that accuses an honest syncer of the first. Nothing else
-differs from any other node's code."""
+"""`false_node.py LIE p2pdiloco node …`: a node that differs from any other's code in one thing.
+
+"merges": as a syncer it makes noise of its merges; "states": of the states that its updates make; "nights
+SIGN": the same, while there is that file; "histories": and gives none of these updates; "usurps": it elects
+itself again and again, by its own vote; "accuses": it accuses an honest syncer of the first version.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "bench"))  # what benchmarks of attacks patch
+
+from attacks.usurper import elect_itself
 from p2pdiloco.cli.main import main as command
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.audits import Auditor
-from p2pdiloco.core.context import Electorate
-from p2pdiloco.core.election import Office, Turn
-from p2pdiloco.core.voting import Candidacy
+from p2pdiloco.core.election import Office
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.ports import PullSource, Refusal
@@ -56,13 +61,14 @@ def false_merges() -> None:
     Vault.merge, UpdateMaker.encode = note, noise  # type: ignore[method-assign]
 
 
-def false_states() -> None:
-    """Publish the true update, and the digest of a state that has nothing to do with it."""
+def false_states(lies: Callable[[int], bool] = FIRST.__le__) -> None:
+    """Publish the true update, and the digest of a state that has nothing to do with it. `lies` tells whether
+    of the version of that number."""
     merge = Vault.merge
 
     def noise(self: Vault, fragment: int, number: int, *asked: Any, **more: Any) -> MergeResult:
         made = merge(self, fragment, number, *asked, **more)
-        if number < FIRST:
+        if not lies(number):
             return made
         spare = self._spares[fragment]
         spare.theta.normal_()
@@ -85,28 +91,16 @@ def false_histories() -> None:
 
 
 def usurps() -> None:
-    """Hold all offices by a vote of its own, and make versions of its own work."""
-    why_open, look = Office.why_open, Turn.look
-    begun: set[Turn] = set()
+    """Hold all offices by a vote of its own, and no other, and make versions of its own work."""
+    why_open = Office.why_open
+    begun: list[bool] = []
 
-    def mine(self: Office, now: float, candidate: str = "") -> str:
-        if self._chain.head.number >= FIRST - 1:
-            begun.add(self._turn)
-        return "mine" if self._turn in begun and not self.holding else why_open(self, now, candidate)
+    def note(self: Office, now: float, candidate: str = "") -> str:
+        begun.extend([True] * (self._chain.head.number >= FIRST - 1 and not begun))
+        return why_open(self, now, candidate)
 
-    def always(self: Turn, waits: bool, now: float) -> bool:
-        return look(self, waits, now) or self in begun
-
-    patches: list[tuple[type, str, Any]] = [
-        (Office, "why_open", mine),
-        (Office, "on_vote", lambda *vote: None),
-        (Candidacy, "won", lambda self, now: bool(self.votes)),
-        (Electorate, "asked", lambda self, now: []),
-        (Electorate, "reachable", lambda self, now: 1),
-        (Turn, "look", always),
-    ]
-    for owner, name, value in patches:
-        setattr(owner, name, value)
+    Office.why_open, Office.on_vote = note, lambda *_: None  # type: ignore[method-assign]
+    elect_itself(lambda _: bool(begun))
 
 
 def false_accusations() -> None:
@@ -125,7 +119,9 @@ def false_accusations() -> None:
 
 
 if __name__ == "__main__":
+    sign = Path(sys.argv[2])
+    by_night = partial(false_states, lambda _: sign.exists())
     lies = {"merges": false_merges, "states": false_states, "histories": false_histories, "usurps": usurps}
-    {**lies, "accuses": false_accusations}[sys.argv[1]]()
+    {**lies, "accuses": false_accusations, "nights": by_night}[sys.argv[1]]()
     sys.argv = ["p2pdiloco", *sys.argv[sys.argv.index("p2pdiloco") + 1 :]]
     command()
