@@ -496,7 +496,7 @@ class Inquiry:
     A peer that claims to hold the office is asked for the proof. One that claims it for an older term than
     that of our certificate is given this: it may have missed that it is deposed, and wait for our work.
 
-    Rules: docs/protocol/election.md, section 7.
+    Rules: docs/protocol/election.md, section 5.
     """
 
     def __init__(self, context: FragmentContext, group: str) -> None:

@@ -494,7 +494,7 @@ class Health:
     The core knows when it asked to be woken. If it is handed its next event much later, the process was
     stopped, starved, or its loop blocked; what others sent meanwhile waits in our own queues. So everybody's
     silence is counted from that much later; before we have listened for a while nobody is suspected, no
-    office sought (docs/protocol/election.md, section 1).
+    office sought (docs/protocol/rules.md, section 10).
     """
 
     def __init__(self, timing: Timing) -> None:

@@ -1,18 +1,19 @@
 """Goals that must be reached once faults have stopped: equal heads, new versions, all merged (`Liveness`).
 
-`Backing` watches that no full member copies a state that only liars stand on. Rules:
-docs/protocol/simulator.md, section 1; docs/protocol/belief.md, section 3.
+`Backing` watches that no full member copies a state that only liars stand on, or few seats, untried. Rules:
+docs/protocol/simulator.md, section 1; docs/protocol/belief.md, sections 3 and 4.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from p2pdiloco.core.api.events import CommitVersion
 from p2pdiloco.core.api.papers import Word
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.chain import marks_of
-from p2pdiloco.core.fork_choice import FEWEST
+from p2pdiloco.core.fork_choice import FEWEST, TRUSTED_PLACES
 from p2pdiloco_lab.simulation.lineage import FragmentLineage, missing_spans
 from p2pdiloco_lab.simulation.seed_plan import PaperKind
 from p2pdiloco_lab.simulation.seed_report import Violation
@@ -193,8 +194,10 @@ class Backing:
 
     def __init__(self, liars: frozenset[str]) -> None:
         self._liars = liars
-        self._stood: set[bytes] = set()
-        """Digests of versions on which somebody honest stood, or stands."""
+        self._stood: dict[bytes, set[str]] = {}
+        """Peers that stood, or stand, on each version: honest ones."""
+        self._gated: dict[tuple[str, int], frozenset[str] | None] = {}
+        """Roster of a node and fragment when the state came that is judged now; None: it is not tried."""
         self._excused: set[tuple[str, int]] = set()
         """Nodes and fragments of which what comes now is beyond what support does."""
         self.excused = 0
@@ -202,7 +205,7 @@ class Backing:
 
     def known(self, version: SignedVersion) -> None:
         """Take in a version that was made before the world began."""
-        self._stood.add(version.header.digest())
+        self._stood[version.header.digest()] = set()
 
     def arrives(self, host: Host, fragment: int) -> None:
         """A state is here, and the core is about to judge it: note whether support has a say."""
@@ -212,6 +215,12 @@ class Backing:
         many = 2 * len(self._liars.intersection(counted)) >= len(counted)
         beyond = heads.begins or many or len(counted) < FEWEST
         (self._excused.add if beyond else self._excused.discard)((host.peer, fragment))
+        tries = core.chain.head.number and not heads.begins and core.chain.marks.places > TRUSTED_PLACES
+        self._gated[host.peer, fragment] = core.chain.marks.seats if tries else None
+
+    def passed(self, host: Host, fragments: Sequence[int]) -> None:
+        """States of these fragments were no worse than the node's own."""
+        self._gated.update(dict.fromkeys([(host.peer, fragment) for fragment in fragments]))
 
     def committed(self, host: Host, effect: CommitVersion) -> None:
         """A node makes a version its own."""
@@ -219,9 +228,15 @@ class Backing:
             return
         header = effect.version.header
         digest, where = header.digest(), f"{host.peer} fragment {header.fragment} version {header.number}"
-        copied = effect.update is None and digest not in self._stood
-        if copied and header.syncer in self._liars:
+        stood = self._stood.setdefault(digest, set())
+        if effect.update is None and not stood and header.syncer in self._liars:
             if (host.peer, header.fragment) not in self._excused:
                 raise Violation("backed", f"{where}: copied of {header.syncer}, and only liars stand on it")
             self.excused += 1
-        self._stood.add(digest)
+        roster = self._gated.pop((host.peer, header.fragment), None) if effect.update is None else None
+        riders = host.world.crowd.riders if host.world.crowd is not None else ()
+        if roster is not None and 2 * len(roster.intersection(stood.union(self._liars, riders))) <= len(
+            roster
+        ):
+            raise Violation("gate", f"{where}: half of all seats or fewer stand on it, and it was not tried")
+        stood.add(host.peer)

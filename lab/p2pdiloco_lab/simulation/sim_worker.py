@@ -345,6 +345,8 @@ class Worker:
         spares = [host.stores[fragment].spare for fragment in effect.fragments]
         sound = all(spare is not None and spare.digest not in forged for spare in spares)
         passed = sound and host.world.auditing.random() >= FALSELY_REFUSED
+        if passed:
+            host.world.backing.passed(host, effect.fragments)
         host.later(host.world.auditing.uniform(0.1, 2.0), answer, Tried(passed, "tried"))
 
     def fetch_state(self, effect: FetchState, answer: Answer) -> None:

@@ -12,6 +12,7 @@ from known_flaws import given, known_flaw
 from sim_kit import Commits, names, outcome, plan_of
 
 from p2pdiloco.core import roster
+from p2pdiloco.core.fork_choice import ForkChoice
 from p2pdiloco_lab.simulation.seed_plan import (
     MONTH_S,
     OWNER,
@@ -124,11 +125,32 @@ def test_a_night_of_colluders_and_one_honest_member_changes_no_roster_and_loses_
 # --- nights, power cuts, rests ------------------------------------------------------------------------------
 
 
+def test_a_state_that_few_seats_have_and_nobody_tried_is_seen_by_the_rule_of_the_gate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ForkChoice, "must_be_tried", lambda *_: False)
+    assert run_seed(3, "quiet").violation == "gate"
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_what_few_have_learned_in_a_quiet_hour_is_everybodys_afterwards(seed: int) -> None:
     given(not draw_plan(seed, "quiet").seated_riders, "somebody lies")
     result = run_seed(seed, "quiet")
     assert result.ok, result.detail or result.stuck
+
+
+def test_what_two_of_twenty_learn_in_a_long_night_is_in_everybodys_state_by_noon() -> None:
+    """It has many times as many versions as there are updates kept of. The others wake one by one."""
+    noon_s = 300.0
+    wakes_s = {peer: 230.0 + 2.0 * place for place, peer in enumerate(names(0, 18))}
+    world = World(asleep(plan_of(20, until_s=noon_s), 30.0, wakes_s))
+    world.clock.run_until(229.0)
+    nights = [world.hosts["n19"].stores[fragment].version.header for fragment in range(2)]
+    assert outcome(world.run()) == "ok"
+    heads = [host.stores for host in world.hosts.values()]
+    for fragment, night in enumerate(nights):
+        given(night.number > 4 * world.plan.config.log_versions, f"a short night: {night.number}")
+        assert all(night.digest() in world.watch.ancestors(stores[fragment].version) for stores in heads)
 
 
 @pytest.mark.parametrize(
