@@ -1,4 +1,4 @@
-"""Worlds made by hand: usurpers, colluders, nights, rests, silent seats, turnovers. Known flaws, too."""
+"""Worlds made by hand: usurpers, colluders, nights, rests, silent seats, turnovers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping
 
 import pytest
-from known_flaws import given, known_flaw
+from known_flaws import given
 from sim_kit import Commits, names, outcome, plan_of
 
 from p2pdiloco.core import roster
@@ -60,13 +60,6 @@ def test_seeds_of_the_mix_have_usurpers_of_all_kinds() -> None:
     [
         pytest.param(6, 0.0, (), id="all-are-here"),
         pytest.param(7, 30.0, (), id="a-newcomer"),
-        pytest.param(
-            2,
-            0.0,
-            (),
-            id="of-two",
-            marks=known_flaw("where fewer than three seats are awake, one believes another about a state"),
-        ),
         pytest.param(7, 0.0, ("n0",), id="a-sleeper"),
     ],
 )
@@ -79,6 +72,12 @@ def test_nobody_follows_a_second_history(
         plan = dataclasses.replace(plan, joins_s=(*plan.joins_s[:-2], joins_s, 1.0))
     plan = asleep(plan, 20.0, dict.fromkeys(sleepers, 45.0))
     assert not beside_usurper(plan, f"n{nodes - 1}", kind)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in UsurperKind if kind.is_history])
+def test_of_two_members_each_believes_the_other_about_a_history(kind: UsurperKind) -> None:
+    """The chain never had seven seats: docs/protocol/belief.md, section 9."""
+    assert beside_usurper(plan_of(2, until_s=60.0, quorum=1), "n1", kind) == "authority"
 
 
 def test_a_vote_without_a_seat_is_seen_by_the_rule_of_the_roster(monkeypatch: pytest.MonkeyPatch) -> None:
