@@ -189,32 +189,16 @@ class NewestView(Row, frozen=True, kw_only=True):
     """Number of members whose work is in it."""
 
 
-class MemberView(Row, frozen=True, kw_only=True):
-    """Member of the run."""
+class MemberView(PeerRow, frozen=True, kw_only=True):
+    """Member of the run: its row, and how it stands. Times stand in place of ages."""
 
-    peer: Text
-    name: Text = ""
     state: MemberCondition = MemberCondition.HERE
     why: BehindReason = BehindReason.NONE
     """Reason of `behind` and `silent`; of others perhaps what is not ideal."""
-    behind_versions: Natural = 0
-    """Versions of one fragment by which it is behind the newest, at most over the fragments."""
-    in_last_merge: bool = False
-    """True: its work is in the newest version."""
     merged_at_s: float | None = None
     """Time at which the newest version with work of it came here; None: not known."""
     seen_at_s: float | None = None
     """Time of its last message; None: never heard directly."""
-    tokens_per_s: float = 0.0
-    tokens_total: Natural = 0
-    inner_step: Natural = 0
-    loss: float | None = None
-    reach: Words = ""
-    """Reach: "direct", "relayed", "outbound only", or empty for not known."""
-    offices: Natural = 0
-    """Number of fragments whose syncer it is."""
-    weighs: float | None = None
-    """Weight of its work beside as much of a usual member's, 0 to 1; None: nothing of it is merged."""
     is_me: bool = False
     """True: the node whose view this is."""
 
@@ -432,22 +416,19 @@ def member_views(
 
 def _member_view(row: PeerRow, now_s: float, patience_s: float, is_me: bool) -> MemberView:
     state, why = condition_of(row, patience_s)
+    shown = structs.replace(
+        row,
+        last_seen_s=None,
+        merged_age_s=None,
+        tokens_per_s=round(row.tokens_per_s, 1),
+        loss=sane_loss(row.loss),
+    )
     return MemberView(
-        peer=row.peer,
-        name=row.name,
+        **structs.asdict(shown),
         state=state,
         why=why,
-        behind_versions=row.behind_versions,
-        in_last_merge=row.in_last_merge,
         merged_at_s=_since(row.merged_age_s, now_s),
         seen_at_s=_since(row.last_seen_s, now_s),
-        tokens_per_s=round(row.tokens_per_s, 1),
-        tokens_total=row.tokens_total,
-        inner_step=row.inner_step,
-        loss=sane_loss(row.loss),
-        reach=row.reach,
-        offices=row.offices,
-        weighs=row.weighs,
         is_me=is_me,
     )
 

@@ -5,7 +5,8 @@
                                                  [--json FILE] [--against FILE …]
 
 For each virtual second: versions in the heaviest chains of the end, contributions in them, control messages
-that were carried, and their bytes. `--against`: what `--json` wrote of another tree of the code, which is
+that left, and their bytes; and all bytes, with labels of streams and payloads of 9 kB, as model `micro` has.
+`--against`: what `--json` wrote of another tree of the code, which is
 played where PYTHONPATH names its root and its `lab`. Ratios are geometric means over the seeds that hold in
 both, with standard errors.
 """
@@ -22,26 +23,38 @@ from statistics import fmean, stdev
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/bench: what benchmarks share
 
 from benchkit import arguments, finish
+from p2pdiloco.core.api.types import Wire, signed_bytes
 from p2pdiloco_lab.simulation.seed_plan import MIXES, draw_plan
 from p2pdiloco_lab.simulation.sim_world import World
 
-FIGURES = "versions", "contributions", "messages", "bytes"
+FIGURES = "versions", "contributions", "messages", "bytes", "all bytes"
 BY = {"contributors a version": ("contributions", "versions"), "bytes a message": ("bytes", "messages")}
+PAYLOAD_BYTES = 9_000
+
+
+class Meter:
+    """Counts of what leaves (`Network.meter`)."""
+
+    def __init__(self) -> None:
+        self.messages = self.bytes = self.streamed_bytes = 0
+
+    def control(self, _source: str, _target: str, size_bytes: int, _message: object) -> None:
+        """A control message leaves."""
+        self.messages += 1
+        self.bytes += size_bytes
+
+    def streamed(self, _source: str, _target: str, label: Wire | None, payload_bytes: int) -> None:
+        """A part of a stream leaves."""
+        self.streamed_bytes += (
+            len(signed_bytes("version", label)) if label is not None else 0
+        ) + PAYLOAD_BYTES * bool(payload_bytes)
 
 
 def play(asked: tuple[str, int]) -> tuple[str, list[float] | None]:
     """Play one world: its name, and its figures; None: a rule was broken, or it stood still."""
     mix, seed = asked
-    world, counted = World(draw_plan(seed, mix)), [0, 0]
-    through = world.network._through_wire
-
-    def count(message: object) -> object:
-        carried = through(message)  # type: ignore[arg-type]
-        counted[0] += 1
-        counted[1] += world.network._last[2]  # type: ignore[index]
-        return carried
-
-    world.network._through_wire = count  # type: ignore[method-assign, assignment]
+    world, meter = World(draw_plan(seed, mix)), Meter()
+    world.network.meter = meter  # type: ignore[assignment]
     result, versions, contributions = world.run(), 0, 0
     for fragment in range(world.plan.config.fragments):
         heads = [host.stores[fragment].version for host in world.up_hosts()]
@@ -50,6 +63,7 @@ def play(asked: tuple[str, int]) -> tuple[str, list[float] | None]:
             made = world.watch.headers.get(digest)
             if made is not None and made.header.number:
                 versions, contributions = versions + 1, contributions + len(made.header.contributors)
+    counted = meter.messages, meter.bytes, meter.bytes + meter.streamed_bytes
     found = [each / world.clock.now for each in (versions, contributions, *counted)]
     return f"{mix} {seed}", found if result.ok else None
 
