@@ -13,10 +13,11 @@ from pathlib import Path
 from msgspec import structs
 
 from p2pdiloco.adapters.data_dir import Files, try_folder
-from p2pdiloco.cli.status_command import NoNodes, Search, Unreachable, local_addresses, visit, visiting
-from p2pdiloco.cli.top import AskedMembers, HeardReport
+from p2pdiloco.cli.status_command import NoNodes, Unreachable, local_addresses, visit
+from p2pdiloco.cli.top import AskedMembers, HeardReport, asked_members
 from p2pdiloco.config.settings import BoardSettings
 from p2pdiloco.config.values import expanded, parse_every
+from p2pdiloco.daemon.display.snapshot import StatusReport
 from p2pdiloco.daemon.history import AskedCredits
 from p2pdiloco.daemon.run_files.known_runs import ListedRun, peers_of, pull_run
 from p2pdiloco.daemon.wire import CreditsAnswer
@@ -100,18 +101,16 @@ async def _keep(settings: BoardSettings, board: Board, every_s: float) -> None:
     """Write, and go on as long as is wanted. A run that was found once is looked for again, however long."""
     said = ""
     while True:
-        search = Search(settings.run, peers_of(settings.join))
         try:
-            async with visiting(settings.join, search, settings.timeout_s) as (transport, report):
-                asked = AskedMembers(search, report.run_id, time.monotonic)
-                asked.take(report)
+            async with asked_members(settings) as (transport, asked):
                 join, credits = await _join(transport, asked, settings), AskedCredits()
                 if not every_s:
-                    await credits.look(transport, report.run_id, [*asked.answers])
+                    await credits.look(transport, _report(asked).run_id, [*asked.answers])
                     board.write(view_of([*asked.answers.values()], time.monotonic(), join, credits.answer))
                     return
                 said = ""
-                await _watch(transport, asked, board, every_s, join)
+                async with asked.watched(transport):
+                    await _watch(transport, asked, board, every_s, join)
             why = "nobody answers any more"
         except (Unreachable, NoNodes) as error:
             if not board.written:
@@ -127,29 +126,28 @@ async def _watch(
     transport: Transport, asked: AskedMembers, board: Board, every_s: float, join: JoinView
 ) -> None:
     """Write again and again, until nobody has answered for long."""
-    watching, credits = asyncio.create_task(asked.watch(transport)), AskedCredits()
-    faulty = False
-    try:
-        while True:
-            await credits.look(transport, next(iter(asked.answers.values())).report.run_id, [*asked.answers])
-            now = time.monotonic()
-            newest_s = max(heard.at_s for heard in asked.answers.values())
-            if now - newest_s > max(LOST_S, ROUNDS * every_s):
-                return
-            try:
-                board.write(view_of(list(asked.answers.values()), now, join, credits.answer))
-                faulty = False
-            except StorageError as error:
-                if not board.written:
-                    raise
-                if not faulty:
-                    _say(f"{error}; the files stay as they are, and are tried again")
-                faulty = True
-            await asyncio.sleep(every_s)
-    finally:
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
+    faulty, credits = False, AskedCredits()
+    while True:
+        await credits.look(transport, _report(asked).run_id, [*asked.answers])
+        now = time.monotonic()
+        newest_s = max(heard.at_s for heard in asked.answers.values())
+        if now - newest_s > max(LOST_S, ROUNDS * every_s):
+            return
+        try:
+            board.write(view_of(list(asked.answers.values()), now, join, credits.answer))
+            faulty = False
+        except StorageError as error:
+            if not board.written:
+                raise
+            if not faulty:
+                _say(f"{error}; the files stay as they are, and are tried again")
+            faulty = True
+        await asyncio.sleep(every_s)
+
+
+def _report(asked: AskedMembers) -> StatusReport:
+    """Take the first answer."""
+    return next(iter(asked.answers.values())).report
 
 
 def view_of(
@@ -168,7 +166,7 @@ def view_of(
 
 async def _join(transport: Transport, asked: AskedMembers, settings: BoardSettings) -> JoinView:
     """Make the line with which others join: a run link, where the manifest is to be had."""
-    report = next(iter(asked.answers.values())).report
+    report = _report(asked)
     listed = ListedRun(report.run_id, [report.run_name], [report.answered_by])
     with contextlib.suppress(RemoteError):
         if (run := await pull_run(transport, listed, peers_of(settings.join))) is not None:

@@ -1,9 +1,9 @@
 """`p2pdiloco top`: the whole swarm, live, as several members see it.
 
-A visit goes on until somebody has seen enough (`Watch`). `AskedMembers` asks a few members in turn, each as
-often as its budget for strangers allows (`daemon.budgets`), so none ever refuses. A member that does not
-answer is replaced by another one that the DHT lists. `SwarmPicture` puts the answers together, `Happenings`
-are sentences from what changed between two pictures, and `SwarmView` draws.
+A visit goes on until somebody has seen enough. `AskedMembers` asks a few members in turn, each as often as
+its budget for strangers allows (`daemon.budgets`), so none ever refuses. A member that does not answer is
+replaced by another one that the DHT lists. `SwarmPicture` puts the answers together, `Happenings` are
+sentences from what changed between two pictures, and `SwarmView` draws.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ import string
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
+from math import inf
 from pathlib import Path
-from statistics import fmean, median_high
+from statistics import median_high
+from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
-from rich.console import Console, ConsoleOptions, RenderResult
+from msgspec.structs import asdict, replace
+from rich.console import Console
 from rich.text import Text
 
 from p2pdiloco.cli.status_command import Search, local_addresses, visit, visiting, with_owners_rows
-from p2pdiloco.config.settings import TopSettings
+from p2pdiloco.config.settings import TopSettings, WatchSettings
 from p2pdiloco.daemon.budgets import LISTING_S, REPORT_BYTES
 from p2pdiloco.daemon.display import logs
 from p2pdiloco.daemon.display.snapshot import (
-    CourseRow,
     FragmentRow,
     NodeState,
     PeerRow,
@@ -46,11 +45,11 @@ from p2pdiloco.daemon.display.snapshot import (
     fit,
     folded,
     loss_text,
+    mean_loss,
     owner_text,
     progress_text,
     proposed_text,
     ranges,
-    sane_loss,
     short_peer,
     sparkline,
 )
@@ -58,6 +57,7 @@ from p2pdiloco.daemon.display.terminal import (
     HELP,
     OLD_S,
     Keys,
+    LinesView,
     LiveView,
     Move,
     age_text,
@@ -72,7 +72,7 @@ from p2pdiloco.daemon.display.terminal import (
 )
 from p2pdiloco.daemon.network.discovery import ask_status
 from p2pdiloco.daemon.run_files.known_runs import peers_of
-from p2pdiloco.errors import RemoteError, TransportError, clean, invariant
+from p2pdiloco.errors import RemoteError, TransportError, clean
 from p2pdiloco.ports import Transport
 from p2pdiloco.util import Frozen, Now
 
@@ -105,80 +105,61 @@ def run(settings: TopSettings) -> int:
     return 0
 
 
-class Watch:
-    """Watch over a swarm: its newest picture, and what happened."""
-
-    def __init__(self, witnesses: AskedMembers, now: Now) -> None:
-        self._witnesses, self._now = witnesses, now
-        self._happenings = Happenings(now())
-        self._last: SwarmPicture | None = None
-
-    def look(self) -> tuple[SwarmPicture, list[str]]:
-        """Take a picture; list what is new since the last look."""
-        now = self._now()
-        picture = picture_of(self._witnesses.answers, now)
-        if picture is None:  # nobody has answered for long: what was seen last, with its age
-            invariant(self._last is not None, "a watch without an answer")
-            assert self._last is not None
-            return self._happenings.told(self._last, now), []
-        new = self._happenings.add(picture, self._witnesses.silent, now)
-        self._last = picture
-        return self._happenings.told(picture, now), new
-
-    @staticmethod
-    def silence(picture: SwarmPicture) -> str:
-        """Word that nobody answers any more; empty: somebody does."""
-        if picture.age_s <= VIEW_OLD_S:
-            return ""
-        return f"nobody has answered for {duration(picture.age_s)}: looking for members"
+def silence_text(picture: SwarmPicture) -> str:
+    """Word that nobody answers any more; empty: somebody does."""
+    if picture.age_s <= VIEW_OLD_S:
+        return ""
+    return f"nobody has answered for {duration(picture.age_s)}: looking for members"
 
 
 Complete = Callable[[StatusReport], StatusReport]
-Show = Callable[[Watch, TopSettings], Coroutine[None, None, None]]
+Show = Callable[["AskedMembers", TopSettings], Coroutine[None, None, None]]
 
 
 async def _top(settings: TopSettings, show: Show, complete: Complete | None = None) -> None:
+    async with asked_members(settings, complete) as (transport, asked), asked.watched(transport):
+        await show(asked, settings)
+
+
+@asynccontextmanager
+async def asked_members(
+    settings: WatchSettings, complete: Complete | None = None
+) -> AsyncIterator[tuple[Transport, AskedMembers]]:
+    """Visit a run: the transport, and the members to ask, of whom one has answered. Raises: as `visiting`."""
     search = Search(settings.run, peers_of(settings.join))
     async with visiting(settings.join, search, settings.timeout_s) as (transport, report):
-        witnesses = AskedMembers(search, report.run_id, time.monotonic, complete)
-        witnesses.take(report)
-        watching = asyncio.create_task(witnesses.watch(transport))
-        try:
-            await show(Watch(witnesses, time.monotonic), settings)
-        finally:
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
+        asked = AskedMembers(search, report.run_id, time.monotonic, complete)
+        asked.take(report)
+        yield transport, asked
 
 
-async def _plain(watch: Watch, settings: TopSettings) -> None:
+async def _plain(asked: AskedMembers, settings: TopSettings) -> None:
     """Write a line now and then, and what happens at once."""
-    told_s = -1e18
+    told_s, happenings = -1e18, Happenings(time.monotonic())
     while True:
-        picture, new = watch.look()
-        lines = list(new)
+        picture, lines = happenings.look(asked, time.monotonic())
         if time.monotonic() - told_s >= settings.every_s:
             told_s = time.monotonic()
-            lines.append(watch.silence(picture) or plain_line(picture))
+            lines.append(silence_text(picture) or plain_line(picture))
         clock = time.strftime("%H:%M:%S")
         for line in lines:
             print(clean(f"{clock} {line}"), flush=True)
         await asyncio.sleep(PERIOD_S)
 
 
-async def _live(watch: Watch, _settings: TopSettings) -> None:
+async def _live(asked: AskedMembers, _settings: TopSettings) -> None:
     """Draw, and obey keys, until one of them says to leave."""
     loop = asyncio.get_running_loop()
     console = Console()
-    view, keys = LiveView(console, draw=lambda chosen, explained: SwarmView(chosen, explained)), Keys()
-    chosen = ViewChoice(watch.look()[0])
+    view, keys, happenings = LiveView(console, draw=SwarmView), Keys(), Happenings(time.monotonic())
+    chosen = ViewChoice(happenings.look(asked, time.monotonic())[0])
     view.start()
     keys.start()
     loop.add_signal_handler(signal.SIGTSTP, suspend, view, keys)
     try:
         while True:
-            picture, _ = watch.look()
-            chosen = replace(chosen, picture=picture, silence=watch.silence(picture))
+            picture, _ = happenings.look(asked, time.monotonic())
+            chosen = replace(chosen, picture=picture, silence=silence_text(picture))
             for key in told_apart(keys.pressed()):
                 if key in ("q", "Q"):
                     return
@@ -199,7 +180,9 @@ def after_key(chosen: ViewChoice, key: Move | str, width: int, height: int) -> V
         page = page_rows(chosen.picture, width, height)
         return replace(chosen, first=key.moved(chosen.first, page, len(chosen.picture.members)))
     if key in ("s", "S"):
-        return replace(chosen, order=ListOrder.next(chosen.order), first=0)
+        orders = list(ORDERS)
+        order = orders[(orders.index(chosen.order) + 1) % len(orders)]
+        return replace(chosen, order=order, first=0)
     return chosen
 
 
@@ -268,6 +251,17 @@ class AskedMembers:
         if peer not in self._chosen:
             self._chosen.append(peer)
 
+    @asynccontextmanager
+    async def watched(self, transport: Transport) -> AsyncIterator[None]:
+        """Ask meanwhile."""
+        watching = asyncio.create_task(self.watch(transport))
+        try:
+            yield
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+
     async def watch(self, transport: Transport) -> None:
         """Ask for ever."""
         async with asyncio.TaskGroup() as group:
@@ -328,35 +322,20 @@ KEEP_S = 20.0
 MOST_HISTORY = 120
 
 
-class MemberRow(Frozen):
-    """Row of one member."""
+class MemberRow(PeerRow, frozen=True, kw_only=True):
+    """Row of one member, as whoever heard of it last has it."""
 
-    row: PeerRow
-    age_s: float | None
-    """Seconds since anybody heard of it; None: nobody ever did directly."""
     state: NodeState | None = None
     """State by its own word; None: it was not asked."""
     behind: int | None = None
     """Versions that it is behind, of all fragments together; None: it was not asked."""
 
 
-class SwarmPicture(Frozen, kw_only=True):
-    """Picture of a run at one moment."""
+class SwarmPicture(StatusReport, frozen=True, kw_only=True):
+    """Picture of a run at one moment: the newest report, with what others and the past add to it."""
 
-    run_name: str
-    run_id: str
     members: tuple[MemberRow, ...] = ()
     """Members, those that worked most first."""
-    members_total: int = 0
-    fragments: tuple[FragmentRow, ...] = ()
-    run_tokens: int = 0
-    run_versions: int = 0
-    loss: float | None = None
-    heldout_loss: float | None = None
-    heldout_age_s: float | None = None
-    course: CourseRow = CourseRow()
-    waiting: str = ""
-    """Words on seats that wait for the word of the run's owner, if it looks from its own node."""
     asked: tuple[str, ...] = ()
     """Peers whose answers these are."""
     age_s: float = 0.0
@@ -371,43 +350,41 @@ class SwarmPicture(Frozen, kw_only=True):
     @property
     def tokens_per_s(self) -> float:
         """Tokens that the members that are shown train on in a second."""
-        return sum(member.row.tokens_per_s for member in self.members)
+        return sum(member.tokens_per_s for member in self.members)
+
+    @property
+    def waiting(self) -> str:
+        """Words on seats that wait for the word of the run's owner, if it looks from its own node."""
+        return proposed_text(self.proposed, self.run_name)
 
 
-def picture_of(answers: Mapping[str, HeardReport], now: float) -> SwarmPicture | None:
-    """Put answers together. None: there are none.
+def picture_of(answers: Mapping[str, HeardReport], now: float) -> SwarmPicture:
+    """Put answers together, one or more.
 
     What a member says of itself counts before what others say of it, and newer before older. A member that
     one of those asked calls expelled is shown so. Anybody can claim to be a member: of three or more that say
     how far a fragment is, the one that claims most is not believed.
     """
     ordered = sorted(answers.values(), key=lambda answer: -answer.at_s)
-    if not ordered:
-        return None
     fresh = [answer for answer in ordered if now - answer.at_s <= KEEP_S] or ordered[:1]
     reports = [answer.report for answer in fresh]
     fragments = _fragments(reports)
     members = _members(fresh, fragments, now)
-    losses = [loss for m in members if m.row.confirmed and (loss := sane_loss(m.row.loss)) is not None]
     measured = [r for r in reports if r.heldout_loss is not None]
-    heldout = min(measured, key=lambda r: r.heldout_age_s or 0.0, default=None)
-    first = reports[0]
-    return SwarmPicture(
-        run_name=first.run_name,
-        run_id=first.run_id,
-        members=members,
-        members_total=max(len(members), median_high(report.members_total for report in reports)),
-        fragments=fragments,
-        run_tokens=sum(row.tokens for row in fragments) // max(1, len(fragments)),
-        run_versions=sum(row.number for row in fragments),
-        loss=fmean(losses) if losses else None,
-        heldout_loss=heldout.heldout_loss if heldout else None,
-        heldout_age_s=heldout.heldout_age_s if heldout else None,
-        course=first.course,
-        waiting=next(filter(None, (proposed_text(r.proposed, r.run_name) for r in reports)), ""),
-        asked=tuple(report.answered_by for report in reports),
-        age_s=now - fresh[0].at_s,
-    )
+    heldout = min(measured, key=lambda r: r.heldout_age_s or 0.0, default=reports[0])
+    found = asdict(reports[0]) | {
+        "members": members,
+        "members_total": max(len(members), median_high(report.members_total for report in reports)),
+        "fragments": fragments,
+        "run_tokens": sum(row.tokens for row in fragments) // max(1, len(fragments)),
+        "run_versions": sum(row.number for row in fragments),
+        "loss": mean_loss(member for member in members if member.confirmed),
+        "heldout_loss": heldout.heldout_loss,
+        "heldout_age_s": heldout.heldout_age_s,
+        "proposed": next((report.proposed for report in reports if report.proposed), ()),
+    }
+    asked = tuple(report.answered_by for report in reports)
+    return SwarmPicture(**found, asked=asked, age_s=now - fresh[0].at_s)
 
 
 def _fragments(reports: Sequence[StatusReport]) -> tuple[FragmentRow, ...]:
@@ -439,24 +416,23 @@ def _members(
                 continue
             seen = None if row.last_seen_s is None else row.last_seen_s + age
             other = found.get(row.peer)
-            if other is None or _older(other.age_s) > _older(seen):
-                found[row.peer] = MemberRow(row, seen)
+            if other is None or _older(other) > (inf if seen is None else seen):
+                found[row.peer] = MemberRow(**asdict(row) | {"last_seen_s": seen})
     for answer in answers:
         report, age = answer.report, now - answer.at_s
-        own = next((row for row in report.members if row.peer == report.answered_by), None)
-        if own is not None:
-            lag = [max(0, heads.get(row.index, 0) - row.number) for row in report.fragments]
-            heard = found.get(own.peer)
-            seen = min(age, _older(heard.age_s)) if heard is not None else age
-            found[own.peer] = MemberRow(own, seen, report.state, sum(lag))
+        for row in report.members:
+            if row.peer == report.answered_by:
+                lag = sum(max(0, heads.get(head.index, 0) - head.number) for head in report.fragments)
+                seen = min(age, _older(found[row.peer])) if row.peer in found else age
+                own = asdict(row) | {"last_seen_s": seen}
+                found[row.peer] = MemberRow(**own, state=report.state, behind=lag)
     for row in (row for answer in answers for row in answer.report.members if row.expelled is not None):
-        whole = found[row.peer]
-        found[row.peer] = replace(whole, row=replace(whole.row, expelled=row.expelled))
-    return tuple(sorted(found.values(), key=lambda m: (-m.row.tokens_total, m.row.peer)))
+        found[row.peer] = replace(found[row.peer], expelled=row.expelled)
+    return tuple(sorted(found.values(), key=lambda m: (-m.tokens_total, m.peer)))
 
 
-def _older(age_s: float | None) -> float:
-    return float("inf") if age_s is None else age_s
+def _older(member: MemberRow) -> float:
+    return inf if member.last_seen_s is None else member.last_seen_s
 
 
 # Happenings.
@@ -468,7 +444,7 @@ MOST_HAPPENINGS = 200
 
 def is_silent(member: MemberRow) -> bool:
     """Tell whether nobody has heard of a member for long."""
-    return member.age_s is not None and member.age_s > SILENT_S
+    return member.last_seen_s is not None and member.last_seen_s > SILENT_S
 
 
 class Happenings:
@@ -483,10 +459,15 @@ class Happenings:
         self._merged_s: float | None = None
         self._silent: dict[str, str] = {}
 
+    def look(self, asked: AskedMembers, now: float) -> tuple[SwarmPicture, list[str]]:
+        """Take a picture; list what is new since the last look."""
+        picture = picture_of(asked.answers, now)
+        new = self.add(picture, asked.silent, now)
+        return self.told(picture, now), new
+
     def add(self, picture: SwarmPicture, silent_witnesses: Mapping[str, str], now: float) -> list[str]:
         """Take a picture in; list the sentences on what is new."""
-        rows = [member.row for member in picture.members]
-        self._names |= peer_names("", "-", rows)
+        self._names |= peer_names("", "-", picture.members)
         before, self._before = self._before, picture
         new = list(self._changes(before, picture)) if before is not None else []
         for peer in silent_witnesses.keys() - self._silent.keys():
@@ -525,21 +506,21 @@ class Happenings:
             yield owner
 
     def _of_members(self, before: SwarmPicture, now: SwarmPicture) -> Iterator[str]:
-        old = {member.row.peer: member for member in before.members}
-        here = {member.row.peer: member for member in now.members}
+        old = {member.peer: member for member in before.members}
+        here = {member.peer: member for member in now.members}
         for peer, member in here.items():
             name, earlier = self._name(peer), old.get(peer)
             if earlier is None:
-                yield f"{name} is here" + ("" if member.row.confirmed else ", catching up")
+                yield f"{name} is here" + ("" if member.confirmed else ", catching up")
                 continue
             if is_silent(member) and not is_silent(earlier):
-                yield f"{name} is silent, for {duration(member.age_s)}"
+                yield f"{name} is silent, for {duration(member.last_seen_s)}"
             elif is_silent(earlier) and not is_silent(member):
                 yield f"{name} is heard again"
-            if member.row.confirmed and not earlier.row.confirmed:
+            if member.confirmed and not earlier.confirmed:
                 yield f"{name} is a full member"
-            if member.row.votes != earlier.row.votes:
-                yield f"{name} {'can save votes again' if member.row.votes else 'cannot save: no vote'}"
+            if member.votes != earlier.votes:
+                yield f"{name} {'can save votes again' if member.votes else 'cannot save: no vote'}"
             if member.state != earlier.state and None not in (member.state, earlier.state):
                 yield f"{name}: {member.state}"
         for peer in old.keys() - here.keys():
@@ -588,45 +569,24 @@ SIGNS = {"idle": "·", "waiting:": "w", "closing:": "c", "merging": "m", "applyi
 """First word on a fragment's state -> its sign in the strip."""
 
 
-class ListOrder(Enum):
-    """Orders of the list of members."""
-
-    WORK = "by work"
-    TROUBLE = "trouble first"
-    SPEED = "by speed"
-    NAME = "by name"
-
-    def next(self) -> ListOrder:
-        """Name the order after this one."""
-        orders = list(ListOrder)
-        return orders[(orders.index(self) + 1) % len(orders)]
+ORDERS: dict[str, Callable[[MemberRow], Any]] = {
+    "by work": lambda member: (-member.tokens_total, member.peer),
+    "trouble first": lambda member: (not is_silent(member), not member.behind, not trouble_text(member)),
+    "by speed": lambda member: -member.tokens_per_s,
+    "by name": lambda member: (_name(member).lower(), member.peer),
+}
+"""Orders of the list of members, each with what it goes by."""
 
 
 class ViewChoice(Frozen):
     """Choice of a person: what to see of the picture."""
 
     picture: SwarmPicture
-    order: ListOrder = ListOrder.WORK
+    order: str = "by work"
     first: int = 0
     """First member that is shown."""
     silence: str = ""
     """Words on why nothing is new; empty: it is."""
-
-
-@dataclass
-class SwarmView:
-    """Rich renderable of a swarm, with at most one line less than the terminal has."""
-
-    _chosen: ViewChoice
-    _explained: bool
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        height, width = options.height or console.size.height, options.max_width
-        if self._explained:
-            lines = [Text(line) for text in EXPLAINED for line in folded(text, width)][: max(1, height - 1)]
-        else:
-            lines = swarm_lines(self._chosen, width, height)
-        yield Text("\n").join(lines)
 
 
 def swarm_lines(chosen: ViewChoice, width: int, height: int) -> list[Text]:
@@ -650,6 +610,10 @@ def swarm_lines(chosen: ViewChoice, width: int, height: int) -> list[Text]:
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[: max(1, height - 1)]
+
+
+SwarmView = partial(LinesView, swarm_lines, EXPLAINED)
+"""View of a `ViewChoice`, or what its words mean."""
 
 
 def page_rows(picture: SwarmPicture, width: int, height: int) -> int:
@@ -680,35 +644,23 @@ def plain_line(picture: SwarmPicture) -> str:
 
 def trouble_text(member: MemberRow) -> str:
     """Word what keeps a member from more, and how far it is behind; empty: nothing."""
-    words = [f"silent {duration(member.age_s)}"] if is_silent(member) else []
-    if member.age_s is None:
+    words = [f"silent {duration(member.last_seen_s)}"] if is_silent(member) else []
+    if member.last_seen_s is None:
         words.append("never heard")
     if member.state not in (None, "training", "catching up"):
         words.append(str(member.state))
     if member.behind:
         words.append(f"{member.behind} behind")
-    roles = [word for word in role_text(member.row).split(", ") if word and "syncer of" not in word]
+    roles = [word for word in role_text(member).split(", ") if word and "syncer of" not in word]
     if member.state is not None and "not training" in roles:
         roles.remove("not training")
-    if member.row.reach not in ("", "direct"):
-        roles.append(clean(member.row.reach))
+    if member.reach not in ("", "direct"):
+        roles.append(clean(member.reach))
     return ", ".join(words + roles)
 
 
-def ordered(chosen: ViewChoice) -> list[MemberRow]:
-    """Put the members into the order that was chosen."""
-    members = list(chosen.picture.members)
-    if chosen.order is ListOrder.TROUBLE:
-        members.sort(key=lambda m: (not is_silent(m), not m.behind, not trouble_text(m)))
-    elif chosen.order is ListOrder.SPEED:
-        members.sort(key=lambda m: -m.row.tokens_per_s)
-    elif chosen.order is ListOrder.NAME:
-        members.sort(key=lambda m: (_name(m).lower(), m.row.peer))
-    return members
-
-
 def _name(member: MemberRow) -> str:
-    return clean(member.row.name) or f"…{short_peer(member.row.peer)}"
+    return clean(member.name) or f"…{short_peer(member.peer)}"
 
 
 def _header(picture: SwarmPicture, silence: str) -> list[Text]:
@@ -750,7 +702,7 @@ def _members_title(chosen: ViewChoice, rows: int) -> str:
         words += f", {first + 1}-{min(shown, first + rows)} shown"
     elif shown < picture.members_total:
         words += f", {shown} known"
-    return f"{words}) {chosen.order.value}"
+    return f"{words}) {chosen.order}"
 
 
 def _first(chosen: ViewChoice, rows: int) -> int:
@@ -759,27 +711,25 @@ def _first(chosen: ViewChoice, rows: int) -> int:
 
 def _letters(picture: SwarmPicture) -> dict[str, str]:
     """Give each member a letter, by its work, whatever the order on the screen."""
-    return {member.row.peer: letter for member, letter in zip(picture.members, LETTERS, strict=False)}
+    return {member.peer: letter for member, letter in zip(picture.members, LETTERS, strict=False)}
 
 
 def _member_lines(chosen: ViewChoice, rows: int, width: int) -> list[Text]:
-    members = ordered(chosen)
+    members = sorted(chosen.picture.members, key=ORDERS[chosen.order])
     if not members:
         return [Text("nobody says who is here", style="dim")]
     letters, first = _letters(chosen.picture), _first(chosen, rows)
-    return [_member_line(m, letters.get(m.row.peer, " "), width) for m in members[first : first + rows]]
+    return [_member_line(m, letters.get(m.peer, " "), width) for m in members[first : first + rows]]
 
 
 def _member_line(member: MemberRow, letter: str, width: int) -> Text:
-    row = member.row
-    seen = "-" if member.age_s is None else duration(member.age_s)
-    figures = (
-        f"{letter} {fit(row.name or '-', 12)} …{short_peer(row.peer):<6} {count(row.tokens_per_s):>5} tok/s "
-    )
+    seen = "-" if member.last_seen_s is None else duration(member.last_seen_s)
+    figures = f"{letter} {fit(member.name or '-', 12)} …{short_peer(member.peer):<6} "
+    figures += f"{count(member.tokens_per_s):>5} tok/s "
     if width >= WIDE:
-        figures += f"loss {loss_text(row.loss):>5} step {row.inner_step:<6} "
+        figures += f"loss {loss_text(member.loss):>5} step {member.inner_step:<6} "
     figures += f"{seen:>6} "
-    office = f"syncer of {row.offices}" if row.offices else ""
+    office = f"syncer of {member.offices}" if member.offices else ""
     trouble = trouble_text(member)
     words = ", ".join(word for word in (trouble, office) if word)
     style = "red" if is_silent(member) else "yellow" if trouble else ""
@@ -801,17 +751,10 @@ def _strip(picture: SwarmPicture, width: int) -> list[Text]:
         rows = fragments[part * cells : (part + 1) * cells]
         states, syncers = Text(f"{rows[0].index:>{len(label)}} "), Text(" " * (len(label) + 1))
         for row in rows:
-            sign = _sign(row)
+            sign = SIGNS.get(row.state.partition(" ")[0], "*") if row.syncer else "!"
             style = "bold red" if sign == "!" else "yellow" if row.number < newest - 1 else "cyan"
             states.append(sign, style if sign != "·" or style == "yellow" else "dim")
             syncers.append(letters.get(row.syncer, "?" if row.syncer else " "), "dim")
         lines += [states, syncers]
     left = len(fragments) - shown * cells
     return [*lines, Text(f"and {left} more", style="dim")] if left > 0 else lines
-
-
-def _sign(row: FragmentRow) -> str:
-    if not row.syncer:
-        return "!"
-    word = row.state.partition(" ")[0]
-    return SIGNS.get(word, "*")

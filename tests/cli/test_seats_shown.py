@@ -62,9 +62,9 @@ async def test_top_says_it_of_the_node_here_alone(monkeypatch: pytest.MonkeyPatc
     async with asyncio.timeout(within_s(10)):
         await asked._ask(transport, "you")
         picture = top.picture_of(asked.answers, 0.0)
-        assert picture is not None and not picture.waiting
+        assert not picture.waiting
         await asked._ask(transport, "me")
     picture = top.picture_of(asked.answers, 0.0)
-    assert picture is not None and picture.waiting == WORDS and WORDS in plain_line(picture)
+    assert picture.waiting == WORDS and WORDS in plain_line(picture)
     lines = [line.plain for line in swarm_lines(top.ViewChoice(picture), 300, 40)]
     assert any(WORDS in line for line in lines)

@@ -19,19 +19,18 @@ from rich.console import Console
 from p2pdiloco.cli import top
 from p2pdiloco.cli.status_command import Search
 from p2pdiloco.cli.top import (
+    ORDERS,
     AskedMembers,
     Happenings,
     HeardReport,
-    ListOrder,
     SwarmPicture,
     SwarmView,
     ViewChoice,
-    Watch,
     after_key,
-    ordered,
     page_rows,
     picture_of,
     plain_line,
+    silence_text,
     swarm_lines,
 )
 from p2pdiloco.config.settings import TopSettings
@@ -79,11 +78,9 @@ def other(peer: str, seen_s: float | None = 0.5, **more: Any) -> PeerRow:
 
 def seen(*reports: StatusReport, now: float = 100.0, ages: tuple[float, ...] = ()) -> SwarmPicture:
     given = ages or (0.0,) * len(reports)
-    found = picture_of(
+    return picture_of(
         {r.answered_by: HeardReport(r, now - a) for r, a in zip(reports, given, strict=True)}, now
     )
-    assert found is not None
-    return found
 
 
 # --- the picture ---------------------------------------------------------------------------------
@@ -95,10 +92,10 @@ def test_a_members_own_word_counts_before_others_and_newer_before_older() -> Non
         report("b", (other("c", 1.0, inner_step=2), other("d", None))),
         ages=(1.0, 3.0),
     )
-    by = {member.row.peer: member for member in picture.members}
-    assert by["b"].row.tokens_per_s == 100.0 and by["b"].age_s == pytest.approx(1.2)
-    assert by["c"].row.inner_step == 2 and by["c"].age_s == pytest.approx(4.0)
-    assert by["d"].age_s is None and by["c"].state is None
+    by = {member.peer: member for member in picture.members}
+    assert by["b"].tokens_per_s == 100.0 and by["b"].last_seen_s == pytest.approx(1.2)
+    assert by["c"].inner_step == 2 and by["c"].last_seen_s == pytest.approx(4.0)
+    assert by["d"].last_seen_s is None and by["c"].state is None
     assert picture.members_total == 4 and picture.age_s == pytest.approx(1.0)
 
 
@@ -106,7 +103,7 @@ def test_whom_one_that_was_asked_expels_is_seen_whatever_it_says_itself() -> Non
     expels = report("a", (other("b", 5.0, expelled=LossFinding.HARM),))
     for knows_nothing in (report("b"), report("c", (other("b"),))):
         picture = seen(expels, knows_nothing)
-        assert [m.row.peer for m in picture.members if m.row.expelled is LossFinding.HARM] == ["b"]
+        assert [m.peer for m in picture.members if m.expelled is LossFinding.HARM] == ["b"]
         assert "b expelled (harm)" in plain_line(picture)
 
 
@@ -115,15 +112,14 @@ def test_who_is_behind_is_said_and_what_one_of_three_claims_alone_is_not_believe
         report("a", numbers=(7, 7)), report("b", numbers=(7, 4)), report("liar", numbers=(1000, 7))
     )
     assert [row.number for row in picture.fragments] == [7, 7]
-    assert {m.row.peer: m.behind for m in picture.members} == {"a": 0, "b": 3, "liar": 0}
+    assert {m.peer: m.behind for m in picture.members} == {"a": 0, "b": 3, "liar": 0}
     assert picture.run_versions == 14
 
 
 def test_what_is_old_says_nothing_of_others_unless_nothing_else_is_there() -> None:
     old, new = report("old", (other("gone"),)), report("new")
-    assert {m.row.peer for m in seen(old, new, ages=(60.0, 1.0)).members} == {"new"}
-    assert {m.row.peer for m in seen(old, ages=(60.0,)).members} == {"old", "gone"}
-    assert picture_of({}, 0.0) is None
+    assert {m.peer for m in seen(old, new, ages=(60.0, 1.0)).members} == {"new"}
+    assert {m.peer for m in seen(old, ages=(60.0,)).members} == {"old", "gone"}
 
 
 # --- what happens --------------------------------------------------------------------------------
@@ -221,11 +217,12 @@ def test_the_list_moves_and_is_sorted_as_a_person_says() -> None:
         and after_key(end, Move.HOME, 80, 24).first == 0
     )
     chosen = after_key(end, "s", 80, 24)
-    assert chosen.order is ListOrder.TROUBLE and chosen.first == 0
-    assert ordered(chosen)[0].age_s == pytest.approx(5.1), "who is silent comes first"
+    assert chosen.order == "trouble first" and chosen.first == 0
+    first = min(chosen.picture.members, key=ORDERS[chosen.order])
+    assert first.last_seen_s == pytest.approx(5.1), "who is silent comes first"
     assert after_key(chosen, "x", 80, 24) is chosen
-    orders = {after_key(structs.replace(chosen, order=order), "s", 80, 24).order for order in ListOrder}
-    assert orders == set(ListOrder)
+    orders = {after_key(structs.replace(chosen, order=order), "s", 80, 24).order for order in ORDERS}
+    assert orders == set(ORDERS)
 
 
 def test_keys_are_told_apart() -> None:
@@ -395,8 +392,8 @@ async def test_that_nobody_answers_any_more_is_said_with_what_was_seen_last() ->
     now = 0.0
     asked = AskedMembers(Search("", []), RUN, lambda: now)
     asked.take(report("a"))
-    watch = Watch(asked, lambda: now)
-    assert watch.silence(watch.look()[0]) == ""
+    happenings = Happenings(now)
+    assert silence_text(happenings.look(asked, now)[0]) == ""
     now = 90.0
-    picture, _ = watch.look()
-    assert picture.members and watch.silence(picture) == "nobody has answered for 90.0 s: looking for members"
+    picture, _ = happenings.look(asked, now)
+    assert picture.members and silence_text(picture) == "nobody has answered for 90.0 s: looking for members"

@@ -259,7 +259,7 @@ async def test_a_status_has_one_count_of_merged_tokens(tmp_path: Path) -> None:
         told = one.report.status(0.0)
         assert told.run_tokens == told.course.tokens == 256 // 4, "the mean over fragments"
         picture = picture_of({"one": HeardReport(told, 0.0)}, 0.0)
-        assert picture is not None and picture.run_tokens == told.run_tokens
+        assert picture.run_tokens == told.run_tokens
 
 
 # Leaving of a member: what it hands over, saves and notes, and takes up again.

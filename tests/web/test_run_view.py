@@ -343,7 +343,7 @@ class World:
         self.visits: list[StatusReport | Exception] = []
         """What comes of each visit; after the last, whoever visits is told to stop."""
         self.now = 1000.0
-        monkeypatch.setattr(boards, "visiting", self.visiting)
+        monkeypatch.setattr("p2pdiloco.cli.top.visiting", self.visiting)
         monkeypatch.setattr(boards, "visit", asyncio.run)
         monkeypatch.setattr(boards.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(boards.asyncio, "sleep", self.sleep)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from rich.cells import cell_len
@@ -129,26 +130,24 @@ def log_fields(snapshot: NodeSnapshot) -> dict[str, object]:
     }
 
 
-def render(snapshot: NodeSnapshot, explained: bool = False) -> RenderableType:
-    """Make the live view; it takes width and height from the console that it is printed on. `explained`: what
-    its words mean instead."""
-    return NodeView(snapshot, explained)
-
-
 @dataclass
-class NodeView:
-    """Rich renderable of one snapshot, with at most one line less than the terminal has."""
+class LinesView:
+    """Rich renderable of a snapshot as lines, with at most one line less than the terminal has."""
 
-    _snapshot: NodeSnapshot
-    _explained: bool
+    _lines: Callable[[Any, int, int], list[Text]]
+    """Drawer of a snapshot, for a width and a height."""
+    _meaning: Sequence[str]
+    """Sentences on what the words of the view mean."""
+    _snapshot: Any
+    _explained: bool = False
+    """True: those are shown in place of the snapshot."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height, width = options.height or console.size.height, options.max_width
-        if self._explained:
-            lines = [Text(line) for text in EXPLAINED for line in folded(text, width)]
-            yield Text("\n").join(lines[: max(1, height - 1)])
-        else:
-            yield Text("\n").join(view_lines(self._snapshot, width, height))
+        lines = [Text(line) for text in self._meaning for line in folded(text, width)][: max(1, height - 1)]
+        if not self._explained:
+            lines = self._lines(self._snapshot, width, height)
+        yield Text("\n").join(lines)
 
 
 def view_lines(snapshot: NodeSnapshot, width: int, height: int) -> list[Text]:
@@ -182,6 +181,10 @@ def view_lines(snapshot: NodeSnapshot, width: int, height: int) -> list[Text]:
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[: max(1, height - 1)]
+
+
+render = partial(LinesView, view_lines, EXPLAINED)
+"""Live view of a snapshot, or what its words mean."""
 
 
 def _recent_lines(snapshot: NodeSnapshot, width: int, rows: int) -> list[Text]:
