@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec import structs
-
 from p2pdiloco.adapters.data_dir import Files, try_folder
-from p2pdiloco.cli.status_command import NoNodes, Unreachable, local_addresses, visit
+from p2pdiloco.cli.status_command import NoNodes, Unreachable, at_home, visit
 from p2pdiloco.cli.top import AskedMembers, HeardReport, asked_members
 from p2pdiloco.config.settings import BoardSettings
 from p2pdiloco.config.values import expanded, parse_every
@@ -43,11 +40,9 @@ def run(settings: BoardSettings) -> int:
         ConfigError: `--every` is no time.
     """
     every_s = every_of(settings.every)
-    if not settings.join:
-        settings = structs.replace(settings, join=local_addresses(settings.data_dir))
+    settings = at_home(settings)
     try_folder(expanded(settings.out), "--out")
     board = Board(expanded(settings.out), every_s)
-    logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
     visit(_keep(settings, board, every_s))
     return 0
 

@@ -5,14 +5,11 @@ Only flags live here. Bodies import what they need when they are called, so that
 
 from __future__ import annotations
 
-import logging
 import shutil
-import signal
 import textwrap
-import threading
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
@@ -21,7 +18,6 @@ from msgspec.structs import replace
 from p2pdiloco.cli.charts import ChartPlace, Target
 from p2pdiloco.cli.options import (
     FILE,
-    SPLIT_TEXT,
     Diagnosis,
     Level,
     Number,
@@ -32,7 +28,9 @@ from p2pdiloco.cli.options import (
     exit_status,
     flags_of,
     help_all,
+    join_option,
     joined_through,
+    patience_option,
     setting,
 )
 from p2pdiloco.config.settings import (
@@ -250,15 +248,13 @@ def _print(finding: Diagnosis, *, as_json: bool) -> None:
     if as_json:
         click.echo(json_line(finding))
         return
-    level = click.style(f"{finding.level.value:<{LEVEL_CELLS}}", fg=COLOURS[finding.level])
-    indent = " " * (LEVEL_CELLS + NAME_CELLS + 2)
+    start = f"{finding.level.value:<{LEVEL_CELLS}} {finding.check:<{NAME_CELLS}} "
+    indent, coloured = " " * len(start), click.style(start, fg=COLOURS[finding.level])
     width = max(WIDTH // 2, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
-    for number, text in enumerate(filter(None, (finding.words, finding.todo and f"-> {finding.todo}"))):
-        lines = textwrap.wrap(
-            clean(text), width - len(indent), break_long_words=False, break_on_hyphens=False
-        )
-        first = f"{level} {finding.check:<{NAME_CELLS}} " if number == 0 else indent
-        click.echo(f"\n{indent}".join([first + (lines or [""])[0], *lines[1:]]))
+    wrap = partial(textwrap.wrap, width=width - len(indent), break_long_words=False, break_on_hyphens=False)
+    click.echo(coloured + f"\n{indent}".join(wrap(clean(finding.words))))
+    if finding.todo:
+        click.echo(indent + f"\n{indent}".join(wrap(clean(f"-> {finding.todo}"))))
 
 
 # `p2pdiloco log-to`.
@@ -293,19 +289,14 @@ def log_to(target: Target, **values: Any) -> int:
     settings = build(LogToSettings, values)
     from p2pdiloco.cli.charts import carry
     from p2pdiloco.daemon.display.snapshot import counted
+    from p2pdiloco.demo.guard import stop_signals
 
     folder = expanded(settings.data_dir)
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", "name a node's data folder with --data-dir")
     out = expanded(settings.out, "--out") if settings.out is not None else folder / target
     where = ChartPlace(out, settings.project, settings.name or folder.absolute().name or "node")
-    stop = threading.Event()
-    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in ends}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: stop.set())
-    try:
+    with stop_signals() as stop:
         carried = carry(
             folder,
             target,
@@ -315,9 +306,6 @@ def log_to(target: Target, **values: Any) -> int:
             stop=stop,
             say=lambda text: click.echo(clean(text), err=True),
         )
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     torn = (
         f", passed over: {counted(carried.skipped, 'line')} that nobody can read" if carried.skipped else ""
     )
@@ -329,19 +317,15 @@ def log_to(target: Target, **values: Any) -> int:
 
 # `p2pdiloco credits`.
 
-BUCKETS = {"": 0, "hour": 3600, "day": 86_400}
+BUCKETS = {"hour": 3600, "day": 86_400}
 
 
 @click.command("credits", cls=SpacedLists)
-@click.option(
-    "--join", multiple=True, type=SPLIT_TEXT, metavar="MULTIADDR", help="Peer to ask; may be repeated."
-)
+@join_option("Peer to ask; may be repeated.")
 @click.option("--run", default="", metavar="ID|NAME", help="Id of the run, or its name.")
 @click.option("--data-dir", type=FILE, help="A node's folder: asked without --join; its key signs.")
 @click.option("--verify", is_flag=True, help="Count it here, and check every learner's signature.")
-@click.option(
-    "--by", type=click.Choice(["hour", "day"]), default=None, help="Tell hours or days apart (UTC)."
-)
+@click.option("--by", type=click.Choice(list(BUCKETS)), help="Tell hours or days apart (UTC).")
 @click.option("--top", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="Rows to show.")
 @click.option("--csv", "style", flag_value="csv", help="Print CSV, all rows.")
 @click.option("--json", "style", flag_value="json", help="Print JSON, all rows.")
@@ -360,22 +344,23 @@ BUCKETS = {"": 0, "hour": 3600, "day": 86_400}
     "--word", default="", metavar="WORD", help="With --check and --proof: the word that was to be signed."
 )
 @click.option("--proof", default="", metavar="HEX", help="With --check: what --prove printed.")
-@click.option(
-    "--timeout-s",
-    type=Number(min=0.1, max=3600),
-    default=20.0,
-    show_default=True,
-    help="Give up if nobody answers for so long.",
-)
+@patience_option(20.0, 3600, "Give up if nobody answers for so long.")
 def credits_command(
     join: tuple[str, ...],
     run: str,
     data_dir: Path | None,
-    by: Literal["hour", "day"] | None,
+    verify: bool,
+    by: str | None,
+    top: int,
+    style: str | None,
+    history: Path | None,
     certificate: Path | None,
     peer: str,
     check: Path | None,
-    **more: object,
+    prove: str,
+    word: str,
+    proof: str,
+    timeout_s: float,
 ) -> int:
     """Show who did how much of a run: tokens, inner steps and merged contributions of every learner.
 
@@ -389,7 +374,6 @@ def credits_command(
     """
     from p2pdiloco.cli import credits_report
 
-    prove, word, proof = str(more["prove"]), str(more["word"]), str(more["proof"])
     if check is not None:
         if prove:
             click.echo(credits_report.proof_for(check, prove, data_dir))
@@ -404,47 +388,29 @@ def credits_command(
             "a certificate is of one learner: --certificate FILE --peer ID|NAME",
             "--peer picks no rows: without it all learners are shown, and --csv or --json can be searched",
         )
-    return _ask(join, run, data_dir, by, (certificate, peer), more)
-
-
-def _ask(
-    join: tuple[str, ...],
-    run: str,
-    data_dir: Path | None,
-    by: str | None,
-    paper: tuple[Path | None, str],
-    more: dict[str, object],
-) -> int:
-    from rich.console import Console
-
-    from p2pdiloco.cli import credits_report
-    from p2pdiloco.cli.credits_report import CreditsSearch, collect_credits
     from p2pdiloco.cli.status_command import local_addresses, visit
-    from p2pdiloco.config.values import expanded
 
     addresses, wanted = joined_through(join, run)
-    certificate, peer = paper
-    history = more["history"]
-    wish = CreditsSearch(
+    wish = credits_report.CreditsSearch(
         join=addresses or local_addresses(data_dir),
         run=wanted,
-        bucket_s=BUCKETS[by or ""],
-        verify=bool(more["verify"]) or certificate is not None,
-        history=expanded(history, "--history") if isinstance(history, Path) else None,
-        timeout_s=float(str(more["timeout_s"])),
+        bucket_s=BUCKETS[by] if by else 0,
+        verify=verify or certificate is not None,
+        history=expanded(history, "--history") if history is not None else None,
+        timeout_s=timeout_s,
     )
-    logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
-    found = visit(collect_credits(wish))
+    found = visit(credits_report.collect_credits(wish))
     if certificate is not None:
         credits_report.certify(found, peer, certificate, data_dir)
-    elif more["style"] == "csv":
-        click.echo(credits_report.as_csv(found), nl=False)
-        for line, _ in credits_report.caveats(found):
+    elif style is not None:
+        as_text = credits_report.as_csv if style == "csv" else credits_report.as_json
+        click.echo(as_text(found), nl=style == "json")
+        for line, _ in credits_report.caveats(found) if style == "csv" else ():
             click.echo(line, err=True)
-    elif more["style"] == "json":
-        click.echo(credits_report.as_json(found))
     else:
-        Console().print(credits_report.render(found, int(str(more["top"])), bool(by)))
+        from rich.console import Console
+
+        Console().print(credits_report.render(found, top, bool(by)))
     return 0
 
 
@@ -469,7 +435,6 @@ def join(link: str, data_dir: Path) -> int | None:
     """
     from p2pdiloco.cli.guide import Guide
     from p2pdiloco.cli.questions import need_terminal
-    from p2pdiloco.config.values import expanded
 
     need_terminal("join", INSTEAD)
     guide = Guide(expanded(data_dir).absolute())

@@ -8,7 +8,6 @@ reads, and `start_by_itself` installs a user unit of systemd.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 import subprocess
@@ -263,7 +262,6 @@ def manifest_to_join(settings: NodeSettings) -> PublishedRun:
 
     Raises: UserError (nobody answers, or nobody knows the run; or it is of another owner than the link says).
     """
-    logging.getLogger().setLevel(logging.ERROR)  # what is worth a line becomes an error here
     join = peers_behind(settings.join)
     if not join:
         raise UserError("there is no peer to ask")

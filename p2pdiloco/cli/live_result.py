@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cached_property
@@ -84,7 +83,6 @@ def result_of_run(
         ConfigError: an address or a link is malformed.
         UserError: no peer can be reached, no such run or several, nobody gives it in time.
     """
-    logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
     way = way_of(join, wanted)
     return visit(_copied(way, peers_behind(way.join), timeout_s, usual_folders(data_dir)))
 
@@ -369,7 +367,6 @@ def measured_link(join: str, run: str, with_manifest: bool) -> tuple[MeasuredLin
     Raises:
         UserError: the peer is not there, refuses, is too old, lists no such run or several.
     """
-    logging.getLogger().setLevel(logging.ERROR)  # what is worth a line becomes an error here
     return visit(_visit(join, run, with_manifest))
 
 

@@ -320,6 +320,23 @@ def example(path: str) -> str:
     return f"\b\nExample:\n  p2pdiloco {EXAMPLES[path]}"
 
 
+# Options of several commands.
+
+
+def join_option(words: str, metavar: str = "MULTIADDR") -> Callable[[Command], Command]:
+    """--join of a command that asks somebody, with what its help says."""
+    return click.option("--join", multiple=True, type=SPLIT_TEXT, metavar=metavar, help=words)
+
+
+def patience_option(default_s: float, most_s: float, words: str) -> Callable[[Command], Command]:
+    """--timeout-s of a command that asks somebody."""
+    number = Number(min=0.1, max=most_s)
+    return click.option("--timeout-s", type=number, default=default_s, show_default=True, help=words)
+
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
 # Ways into a swarm: `--join` is an address, a DNS name, a run link or an invite.
 
 
@@ -385,6 +402,3 @@ def skipped(check: str, why: str, todo: str = "") -> Diagnosis:
 def exit_status(findings: Iterable[Diagnosis]) -> int:
     """Return 0 if nothing is wrong, 1 with warnings, 2 if something is bad."""
     return max((EXIT_STATUSES[finding.level] for finding in findings), default=0)
-
-
-# Checks, each with a bound in time.

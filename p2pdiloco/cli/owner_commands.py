@@ -11,20 +11,75 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from p2pdiloco.adapters.data_dir import try_file
-from p2pdiloco.cli.options import FILE, SPLIT_TEXT, Number, SpacedLists, example, joined_through
+from p2pdiloco.cli.options import FILE, SpacedLists, example, join_option, joined_through, patience_option
 from p2pdiloco.config.settings import DEFAULTS, NodeSettings, OwnLimits, flag_of, flags, value_text
 from p2pdiloco.config.values import expanded, parse_life
 from p2pdiloco.errors import StorageError, UserError
 
 if TYPE_CHECKING:
     from p2pdiloco.daemon.owner.control import ControlState, Reply, Verb
+
+# QR codes.
+
+FORMS = (".svg", ".png")
+SCALE, BORDER = 6, 4
+"""Pixels of a module, and modules of the quiet zone that readers need."""
+
+
+def with_qr(command: Callable[..., str]) -> Callable[..., None]:
+    """Have a command's word as a QR code, too, as its flags say; an empty word has none."""
+
+    @click.option("--qr/--no-qr", default=None, help="A QR code of it on stderr.  [default: on a terminal]")
+    @click.option(
+        "--qr-file", type=FILE, metavar="FILE", help="Write the QR code into this file, .svg or .png."
+    )
+    @wraps(command)
+    def drawn(qr: bool | None, qr_file: Path | None, **arguments: Any) -> None:
+        if qr_file is not None:
+            check_qr_file(qr_file)
+        word = command(**arguments)
+        if word and qr_file is not None:
+            save_qr(word, qr_file)
+        if word and (sys.stderr.isatty() if qr is None else qr):
+            show_qr(word)
+
+    return drawn
+
+
+def show_qr(word: str) -> None:
+    """Draw the code on stderr."""
+    import segno
+
+    # Capital letters need fewer modules, and mean the same.
+    segno.make(word.upper(), error="l", micro=False).terminal(out=sys.stderr, compact=True)
+
+
+def check_qr_file(path: Path) -> None:
+    """Check that a code can be written there. Raises: UserError, StorageError."""
+    if path.suffix.lower() not in FORMS:
+        raise UserError(f"--qr-file {path} must end in {' or '.join(FORMS)}")
+    try_file(path, "--qr-file")
+
+
+def save_qr(word: str, path: Path) -> None:
+    """Write the code as an image of the form that the name ends in. Raises: StorageError."""
+    import segno
+
+    code = segno.make(word.upper(), error="m", micro=False)
+    try:
+        code.save(str(path), kind=path.suffix.lower()[1:], scale=SCALE, border=BORDER)
+    except OSError as error:
+        raise StorageError(f"--qr-file {path} cannot be written: {error.strerror}") from error
+
+
+# Invites and links: a run as one word.
 
 OWNED_DIR = partial(
     click.option,
@@ -44,17 +99,10 @@ OWNED_DIR = partial(
 @click.option(
     "--name", default="", metavar="WHO", help="Whom it is for, to revoke it by that; nobody sees it."
 )
-@click.option(
-    "--join",
-    multiple=True,
-    type=SPLIT_TEXT,
-    metavar="MULTIADDR",
-    help="Peer to join through, instead of those that this folder knows; may be repeated.",
-)
+@join_option("Peer to join through, instead of those that this folder knows; may be repeated.")
 @OWNED_DIR()
 @click.option("--link", is_flag=True, hidden=True, expose_value=False, help="Each invite is in a link.")
-@click.option("--qr/--no-qr", default=None, help="A QR code of it on stderr.  [default: on a terminal]")
-@click.option("--qr-file", type=FILE, metavar="FILE", help="Write the QR code into this file, .svg or .png.")
+@with_qr
 @click.option(
     "--close",
     default="",
@@ -70,22 +118,18 @@ def invite(
     name: str,
     join: tuple[str, ...],
     data_dir: Path | None,
-    qr: bool | None,
-    qr_file: Path | None,
-) -> None:
+) -> str:
     """Print an invite to a RUN of yours (its name or id): a link. Anybody who has it can join, so keep it
     private."""
     if close:
         from p2pdiloco.cli.owner_notice import end_invite
 
         end_invite(run, close, join, data_dir, yes=False, leaves=True)
-        return
+        return ""
     from p2pdiloco.daemon.display.snapshot import counted
     from p2pdiloco.daemon.run_files.known_runs import known_run
     from p2pdiloco.daemon.run_files.ownership import Ownership
 
-    if qr_file is not None:
-        check_qr_file(qr_file)
     life_s = parse_life(expires, "--expires")
     owned = Ownership.find(run, data_dir)
     made = owned.invite(int(time.time()) + life_s if life_s else 0, uses, name[:63], join)
@@ -96,13 +140,7 @@ def invite(
     warn_of_addresses(owned.addresses(join))
     if known_run(owned.run, owned.data_dir)[1].manifest.admission.mode != "invite":
         click.echo("note: this run does not ask for invites: an invite keeps nobody out", err=True)
-    if qr_file is not None:
-        save_qr(text, qr_file)
-    if qr if qr is not None else sys.stderr.isatty():
-        show_qr(text)
-
-
-# `p2pdiloco run link`: a run as one word, and its QR code.
+    return text
 
 
 @click.command("link", cls=SpacedLists, epilog=example("run link"))
@@ -112,18 +150,11 @@ def invite(
     type=FILE,
     help="Folder of a node or bootstrap of the run.  [default: their own default folders]",
 )
-@click.option(
-    "--join",
-    multiple=True,
-    type=SPLIT_TEXT,
-    metavar="MULTIADDR",
-    help="Peer to join through, or /dnsaddr/NAME, instead of those that this folder knows; may be repeated.",
+@join_option(
+    "Peer to join through, or /dnsaddr/NAME, instead of those that this folder knows; may be repeated."
 )
-@click.option("--qr/--no-qr", default=None, help="A QR code of it on stderr.  [default: on a terminal]")
-@click.option("--qr-file", type=FILE, metavar="FILE", help="Write the QR code into this file, .svg or .png.")
-def link(
-    run: str, data_dir: Path | None, join: tuple[str, ...], qr: bool | None, qr_file: Path | None
-) -> None:
+@with_qr
+def link(run: str, data_dir: Path | None, join: tuple[str, ...]) -> str:
     """Print the link to a RUN (its name or id) that a node or bootstrap of this machine is in or serves.
 
     It says run, owner, and peers to join through, and holds no secret. For a run by invite, its owner
@@ -131,8 +162,6 @@ def link(
     """
     from p2pdiloco.daemon.run_files.known_runs import addresses_of, known_run, link_of
 
-    if qr_file is not None:
-        check_qr_file(qr_file)
     folder, known = known_run(run, data_dir)
     addresses = addresses_of(folder, join)
     word = link_of(known, addresses)
@@ -145,10 +174,7 @@ def link(
             f"p2pdiloco invite {known.name}",
             err=True,
         )
-    if qr_file is not None:
-        save_qr(word, qr_file)
-    if qr if qr is not None else sys.stderr.isatty():
-        show_qr(word)
+    return word
 
 
 def warn_of_addresses(addresses: list[str]) -> None:
@@ -166,19 +192,11 @@ EXIT_KEPT_OUT = 1
 
 @click.command("can-join", cls=SpacedLists, epilog=example("can-join"))
 @click.argument("run", metavar="RUN|LINK|INVITE")
-@click.option(
-    "--join", multiple=True, type=SPLIT_TEXT, metavar="MULTIADDR", help="Peer to ask; may be repeated."
-)
+@join_option("Peer to ask; may be repeated.")
 @click.option(
     "--data-dir", type=FILE, help="Folder of the node that is to join.  [default: a node's default]"
 )
-@click.option(
-    "--timeout-s",
-    type=Number(min=0.1, max=3600),
-    default=20.0,
-    show_default=True,
-    help="Give up if nobody answers for so long.",
-)
+@patience_option(20.0, 3600, "Give up if nobody answers for so long.")
 def can_join(run: str, join: tuple[str, ...], data_dir: Path | None, timeout_s: float) -> int:
     """Say whether a run would let this node in. Exit status 0: yes, 1: no."""
     from p2pdiloco.cli.owner_notice import why_cannot_join
@@ -193,13 +211,7 @@ def can_join(run: str, join: tuple[str, ...], data_dir: Path | None, timeout_s: 
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    join = click.option(
-        "--join",
-        multiple=True,
-        type=SPLIT_TEXT,
-        metavar="MULTIADDR",
-        help="Peer of the run to give it to, beside those that this folder knows; may be repeated.",
-    )
+    join = join_option("Peer of the run to give it to, beside those that this folder knows; may be repeated.")
     return click.argument("run")(join(OWNED_DIR()(command)))
 
 
@@ -214,24 +226,38 @@ def _change_by_peer(run: str, join: tuple[str, ...], data_dir: Path | None, **ch
     publish(run, join, data_dir, asked.make, asked.agree, asked.word)
 
 
-@click.command(cls=SpacedLists, epilog=example("ban"))
-@_options
-@click.argument("peer")
-@_YES
-def ban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
-    """Refuse a PEER (its id, the end of it, or its name) at every member's door of a RUN of yours. Its seat
-    ends."""
-    asked = {"verb": "ban", "entries": "banned", "word": peer, "adds": True, "seated": False}
-    _change_by_peer(run, join, data_dir, yes=yes, **asked)
+def _on_list(verb: str, help: str, entries: str, adds: bool, seated: bool | None) -> click.Command:
+    """Make a command that puts a peer on a list of the notice, or takes it off (`PeerChange`)."""
+
+    @click.command(verb, cls=SpacedLists, epilog=example(verb), help=help)
+    @_options
+    @click.argument("peer")
+    @_YES
+    def command(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
+        change = {"verb": verb, "entries": entries, "word": peer, "adds": adds, "seated": seated}
+        _change_by_peer(run, join, data_dir, yes=yes, **change)
+
+    return command
 
 
-@click.command(cls=SpacedLists, epilog=example("unban"))
-@_options
-@click.argument("peer")
-@_YES
-def unban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
-    """Take a ban of a PEER back. A seat that ended by it is given again by `p2pdiloco seat`."""
-    _change_by_peer(run, join, data_dir, verb="unban", entries="banned", word=peer, adds=False, yes=yes)
+ban = _on_list(
+    "ban",
+    "Refuse a PEER (its id, the end of it, or its name) at every member's door of a RUN of yours. Its seat "
+    "ends.",
+    "banned",
+    adds=True,
+    seated=False,
+)
+unban = _on_list(
+    "unban",
+    "Take a ban of a PEER back. A seat that ended by it is given again by `p2pdiloco seat`.",
+    "banned",
+    adds=False,
+    seated=None,
+)
+dismiss = _on_list(
+    "dismiss", "Take a PEER off the list again. Its seat ends.", "members", adds=False, seated=False
+)
 
 
 @click.command(cls=SpacedLists, epilog=example("revoke"))
@@ -258,16 +284,6 @@ def admit(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes
     owned = Ownership.find(run, data_dir)
     seated = True if known_run(owned.run, owned.data_dir)[1].manifest.admission.mode == "list" else None
     asked = {"verb": "admit", "entries": "members", "word": peer, "adds": True, "seated": seated}
-    _change_by_peer(run, join, data_dir, yes=yes, **asked)
-
-
-@click.command(cls=SpacedLists, epilog=example("dismiss"))
-@_options
-@click.argument("peer")
-@_YES
-def dismiss(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
-    """Take a PEER off the list again. Its seat ends."""
-    asked = {"verb": "dismiss", "entries": "members", "word": peer, "adds": False, "seated": False}
     _change_by_peer(run, join, data_dir, yes=yes, **asked)
 
 
@@ -390,9 +406,7 @@ def amend(
 
 @click.command(cls=SpacedLists, epilog=example("members"))
 @click.argument("run", required=False, default="")
-@click.option(
-    "--join", multiple=True, type=SPLIT_TEXT, metavar="MULTIADDR", help="Ask a peer; may be repeated."
-)
+@join_option("Ask a peer; may be repeated.")
 @click.option(
     "--data-dir", type=FILE, help="Folder of the node to ask, if no peer is named.  [default: the usual ones]"
 )
@@ -405,39 +419,6 @@ def members(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
 
 
 COMMANDS = (ban, unban, revoke, admit, dismiss, seat, vouch)
-
-
-# QR codes.
-
-FORMS = (".svg", ".png")
-SCALE, BORDER = 6, 4
-"""Pixels of a module, and modules of the quiet zone that readers need."""
-
-
-def show_qr(word: str) -> None:
-    """Draw the code on stderr."""
-    import segno
-
-    # Capital letters need fewer modules, and mean the same.
-    segno.make(word.upper(), error="l", micro=False).terminal(out=sys.stderr, compact=True)
-
-
-def check_qr_file(path: Path) -> None:
-    """Check that a code can be written there. Raises: UserError, StorageError."""
-    if path.suffix.lower() not in FORMS:
-        raise UserError(f"--qr-file {path} must end in {' or '.join(FORMS)}")
-    try_file(path, "--qr-file")
-
-
-def save_qr(word: str, path: Path) -> None:
-    """Write the code as an image of the form that the name ends in. Raises: StorageError."""
-    import segno
-
-    code = segno.make(word.upper(), error="m", micro=False)
-    try:
-        code.save(str(path), kind=path.suffix.lower()[1:], scale=SCALE, border=BORDER)
-    except OSError as error:
-        raise StorageError(f"--qr-file {path} cannot be written: {error.strerror}") from error
 
 
 # The owner of this machine, to the node that runs on it.
@@ -506,18 +487,19 @@ def limits(data_dir: Path | None, as_json: bool, **values: Any) -> int:
     changes = {flag_of(name)[2:]: value for name, value in values.items() if value is not None}
     folder = expanded(data_dir or NodeSettings().data_dir)
     if not _runs(folder) and folder.is_dir():
-        return _change_file(folder, changes) if changes else _say_kept(folder)
-    reply = _ask(_folder(data_dir), "limits" if changes else "state", changes)
-    if reply.state is None or not reply.ok:
-        return _print(reply)
-    if as_json:
-        from p2pdiloco.errors import json_line
+        if not changes:
+            return _say_kept(folder)
+        from p2pdiloco.daemon.owner.wishes import change_kept
 
-        click.echo(json_line(reply.state))
-    elif changes:
+        change_kept(folder, changes)
+        click.echo(f"no node runs here: kept for the next start with {folder}")
+        return 0
+    reply = _ask(_folder(data_dir), "limits" if changes else "state", changes)
+    if reply.state is None or not reply.ok or (changes and not as_json):
         return _print(reply)
-    else:
-        click.echo("\n".join(_lines(reply.state)))
+    from p2pdiloco.errors import json_line
+
+    click.echo(json_line(reply.state) if as_json else "\n".join(_lines(reply.state)))
     return 0
 
 
@@ -554,15 +536,6 @@ def _print(reply: Reply) -> int:
     return 0
 
 
-def _change_file(folder: Path, changes: dict[str, str]) -> int:
-    """Change what is kept for the next start. Raises: UserError."""
-    from p2pdiloco.daemon.owner.wishes import change_kept
-
-    change_kept(folder, changes)
-    click.echo(f"no node runs here: kept for the next start with {folder}")
-    return 0
-
-
 def _say_kept(folder: Path) -> int:
     """Print what is kept for the next start. Returns the exit status."""
     from p2pdiloco.daemon.owner.wishes import load_wishes
@@ -588,6 +561,3 @@ def _lines(state: ControlState) -> list[str]:
         where = "" if row.comes_from == "default" else f"  ({row.comes_from})"
         words.append(f"{row.name:<{width}}  {clean(row.value) or 'none'}{where}")
     return words
-
-
-OWNER_COMMANDS = (pause, resume, finish, limits)

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.data_dir import Files, try_file, try_folder
-from p2pdiloco.cli.options import FILE, SPLIT_TEXT, Number, example
+from p2pdiloco.cli.options import AS_JSON, FILE, Number, example, join_option, patience_option
 from p2pdiloco.config.manifest import BYTES, Dtype
 from p2pdiloco.config.values import expanded
 from p2pdiloco.errors import UserError, clean
@@ -34,13 +34,7 @@ _HINT = "--join LINK (a live run), --data-dir DIR (of a node), or --checkpoint F
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The flags of a source."""
     options = (
-        click.option(
-            "--join",
-            multiple=True,
-            type=SPLIT_TEXT,
-            metavar="MULTIADDR",
-            help="Take the parameters from a live run: its link, or the address of any of its peers.",
-        ),
+        join_option("Take the parameters from a live run: its link, or the address of any of its peers."),
         click.option(
             "--data-dir",
             type=FILE,
@@ -54,13 +48,7 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--run", metavar="NAME", default="", help="Name or id of the run, if there are several."
         ),
-        click.option(
-            "--timeout-s",
-            type=Number(min=0.1, max=1e6),
-            default=600.0,
-            show_default=True,
-            help="Give a live run up after so long.",
-        ),
+        patience_option(600.0, 1e6, "Give a live run up after so long."),
     )
     for option in reversed(options):
         command = option(command)
@@ -248,7 +236,7 @@ def _prompt(given: str) -> str:
     show_default=True,
     help="Held-out tokens (or images) to measure on, in whole samples, evenly spread; at most what there is.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@AS_JSON
 @DEVICE
 def evaluate(data: Path | None, tokens: int, as_json: bool, device: str, **source: Any) -> None:
     """Measure the global parameters on data that nobody trains on."""

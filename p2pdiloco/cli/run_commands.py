@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import own_peer, try_file
 from p2pdiloco.cli.given_wish import TrainingWish, check_countable, count_tokens, with_data, with_wish
-from p2pdiloco.cli.options import FILE, Number, WholeSentences, example, joined_through
+from p2pdiloco.cli.options import AS_JSON, FILE, Number, WholeSentences, example, joined_through
 from p2pdiloco.cli.owner_commands import amend, link
 from p2pdiloco.config.manifest import BYTES, AdmissionSection, DataSection, Manifest, canonical_bytes
 from p2pdiloco.config.presets import (
@@ -444,7 +444,7 @@ STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
     f"{MEMBERS}.",
 )
 @click.option("--step-s", "steps_s", type=Number(0.001, 3600), multiple=True, help="An inner step's seconds.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@AS_JSON
 def plan(
     file: Path | None,
     preset: str,

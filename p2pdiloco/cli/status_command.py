@@ -38,7 +38,7 @@ from p2pdiloco.adapters.data_dir import is_in_use
 from p2pdiloco.adapters.hivemind_net import DIALLED_BEFORE, HivemindTransport, why_unreached
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.cli.interrupt import orderly
-from p2pdiloco.config.settings import StatusSettings
+from p2pdiloco.config.settings import StatusSettings, WatchSettings
 from p2pdiloco.core.api.types import Seat
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import (
@@ -92,7 +92,7 @@ PIPE_CELLS = 1000
 """Columns where there is no terminal whose width would bound them; nothing is padded to it."""
 SAY_AFTER_S = 4.0
 """A person who waits longer than this is told what for."""
-logger = logging.getLogger(__name__)
+W = TypeVar("W", bound=WatchSettings)
 
 
 def run(settings: StatusSettings) -> int:
@@ -103,12 +103,8 @@ def run(settings: StatusSettings) -> int:
         NoNodes: peers are reached, but no member of the run answers in time.
         UserError: no such run.
     """
-    is_local = not settings.join
-    if is_local:
-        settings = structs.replace(settings, join=local_addresses(settings.data_dir))
-    logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
-    report = visit(_report(settings))
-    if is_local:
+    report = visit(_report(at_home(settings)))
+    if not settings.join:
         report = with_owners_rows(report, settings.data_dir)
     if settings.json:
         print(json_line(report))
@@ -153,6 +149,13 @@ def local_addresses(folder: Path | None) -> tuple[str, ...]:
         f"no node and no bootstrap runs here with the data folder {where}",
         "name its folder with --data-dir, or ask another peer: --join ADDRESS",
     )
+
+
+def at_home(settings: W) -> W:
+    """Ask whom a person named, else the node or bootstrap that runs here. Raises: as `local_addresses`."""
+    if settings.join:
+        return settings
+    return structs.replace(settings, join=local_addresses(settings.data_dir))
 
 
 def with_owners_rows(report: StatusReport, folder: Path | None) -> StatusReport:
@@ -312,7 +315,6 @@ def list_members(run: str, join: tuple[str, ...], data_dir: Path | None) -> None
 
     Raises: as `run`.
     """
-    logging.getLogger().setLevel(logging.ERROR)
     report, stands = visit(_standing(run, join or local_addresses(data_dir)))
     invites: dict[str, str] = {}
     with contextlib.suppress(UserError):
@@ -479,13 +481,15 @@ SIGNALLED = 128
 
 
 def visit(body: Coroutine[Any, Any, T]) -> T:
-    """Run it in an event loop of its own. Told to stop (`timeout 30 p2pdiloco status`, a closed terminal), it
-    ends as at Ctrl-C: p2pd and the temporary folder are gone before we are.
+    """Run it in an event loop of its own, without lines about what peers do wrong. Told to stop (`timeout 30
+    p2pdiloco status`, a closed terminal), it ends as at Ctrl-C: p2pd and the temporary folder are gone before
+    we are.
 
     Raises:
         SystemExit: a signal came, with the status that says which.
         KeyboardInterrupt: Ctrl-C.
     """
+    logging.getLogger().setLevel(logging.ERROR)
     seen: list[int] = []
 
     async def main() -> T:

@@ -9,7 +9,6 @@ sentences from what changed between two pictures, and `SwarmView` draws.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import random
@@ -31,7 +30,7 @@ from msgspec.structs import asdict, replace
 from rich.console import Console
 from rich.text import Text
 
-from p2pdiloco.cli.status_command import Search, local_addresses, visit, visiting, with_owners_rows
+from p2pdiloco.cli.status_command import Search, at_home, visit, visiting, with_owners_rows
 from p2pdiloco.config.settings import TopSettings, WatchSettings
 from p2pdiloco.daemon.budgets import LISTING_S, REPORT_BYTES
 from p2pdiloco.daemon.display import logs
@@ -89,11 +88,8 @@ def run(settings: TopSettings) -> int:
     Raises:
         UserError: as `status_command.run`.
     """
-    complete = None
-    if not settings.join:
-        complete = partial(with_owners_rows, folder=settings.data_dir)
-        settings = replace(settings, join=local_addresses(settings.data_dir))
-    logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
+    complete = None if settings.join else partial(with_owners_rows, folder=settings.data_dir)
+    settings = at_home(settings)
     lives = sys.stdout.isatty() and not Console().is_dumb_terminal
     if lives:
         logs.install()  # a terminal that takes nothing must not keep us from ending

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import statistics
 import tempfile
 import threading
@@ -34,6 +33,7 @@ from p2pdiloco.config.settings import DemoSettings
 from p2pdiloco.daemon.display.snapshot import count, duration, folded, loss_text, ranges, sparkline
 from p2pdiloco.daemon.display.terminal import HELP, Keys, suspend
 from p2pdiloco.demo import verdict
+from p2pdiloco.demo.guard import stop_signals
 from p2pdiloco.demo.judge import Judge, loss_unit, read_saved, schedule_steps
 from p2pdiloco.demo.swarm import (
     Chronicle,
@@ -378,19 +378,6 @@ def demo_folder(keep: Path | None) -> Iterator[Path]:
     except OSError as error:
         raise StorageError(f"{keep}: cannot be used: {error.strerror}") from error
     yield keep.resolve()
-
-
-@contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """Set by Ctrl-C, SIGTERM and a closed terminal."""
-    stop = threading.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # View.

@@ -14,9 +14,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -59,6 +60,22 @@ def carry_out(commands: Iterable[Sequence[str]]) -> None:
     for words in commands:
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(words, capture_output=True, timeout=END_TIMEOUT_S)
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """Set by Ctrl-C, SIGTERM and a closed terminal, but for those that are ignored (nohup's wish)."""
+    stop = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Guard:

@@ -16,7 +16,8 @@ from rich.markup import escape
 from p2pdiloco.adapters.data_dir import try_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_bytes, for_run, without_end
-from p2pdiloco.demo.demo import Interrupted, demo_folder, stop_signals, write_file
+from p2pdiloco.demo.demo import Interrupted, demo_folder, write_file
+from p2pdiloco.demo.guard import stop_signals
 from p2pdiloco.demo.judge import loss_unit
 from p2pdiloco.demo.swarm import DemoFailed
 from p2pdiloco.errors import StorageError
