@@ -1,7 +1,6 @@
 """`p2pdiloco log-to`: carries a node's figures from its event log to TensorBoard, W&B or Trackio.
 
-`EventReader` reads events.jsonl as it grows, over its renaming, from the place where an earlier reader
-stopped. `Points` makes points of events: figures, their names, at how many tokens (docs/topics/watching.md).
+`Points` makes points of events: figures, their names, at how many tokens (docs/topics/watching.md).
 `Charts` are the libraries to which points go; each is imported when it is wanted. `carry` does it all, so
 that each point arrives once at most: `PlaceFile` keeps what was read, and for which charts. The place is
 written before the points are handed over, so a reader that is killed just then leaves a second or so out, and
@@ -18,17 +17,18 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import field
 from msgspec.structs import replace
 
-from p2pdiloco.adapters.data_dir import ROTATED_SUFFIX, Files, storage_error, storage_errors
+from p2pdiloco.adapters.data_dir import Files, storage_error
+from p2pdiloco.adapters.event_reader import EventReader, LogPlace
 from p2pdiloco.errors import UserError, first_line, install_hint
-from p2pdiloco.util import DAMAGE, Frozen, Say, Values, read_note
+from p2pdiloco.util import Frozen, Say, Values, read_note
 
 MOST_TOKENS = 1 << 62
 PROGRESS = {
@@ -141,165 +141,6 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value
-
-
-# The event log.
-
-CHUNK_BYTES = 1 << 18
-MAX_LINE_BYTES = 1 << 18
-"""Longest line that is one: a longer one is passed over, as one that does not parse."""
-MARK_BYTES = 128
-"""Beginning of a file by which it is known again: its first line has the time at which it was begun."""
-
-
-class LogPlace(Frozen):
-    """Place up to which an event log was read."""
-
-    inode: int = 0
-    mark: str = ""
-    """Digest of the file's beginning; empty: nothing was read yet."""
-    mark_bytes: int = 0
-    offset: int = 0
-
-
-class EventReader:
-    """Reader of the lines of an event log, those of the file before it too.
-
-    A last line without an end is left for the next time: its writer is at it, or a crash tore it, and then
-    the next start of the node ends it.
-    """
-
-    def __init__(self, path: Path, place: LogPlace | None = None) -> None:
-        """`place`: what an earlier reader stopped at."""
-        self._path = path
-        self._file: IO[bytes] | None = None
-        self._offset = 0
-        self._rest = b""
-        self._too_long = False
-        self._wanted = place or LogPlace()
-        self.skipped = 0
-        """Lines that are no events: torn, or not ours."""
-        self.is_lost = False
-        """True: the file in which an earlier reader stopped is gone, so lines of it may be missing."""
-
-    def place(self) -> LogPlace:
-        """Tell where the next line begins."""
-        if self._file is None:
-            return self._wanted
-        found = os.fstat(self._file.fileno())
-        size = min(MARK_BYTES, found.st_size)
-        begun = os.pread(self._file.fileno(), size, 0)
-        return LogPlace(found.st_ino, _digest(begun), len(begun), self._offset)
-
-    def events(self, most: int) -> list[Values]:
-        """Read the next events, so many at most; none: all that is there has been read.
-
-        Raises: StorageError.
-        """
-        found: list[Values] = []
-        with storage_errors("read", self._path):
-            for line in self._lines():
-                event = _event(line)
-                if event is None:
-                    self.skipped += bool(line.strip())
-                else:
-                    found.append(event)
-                if len(found) >= most:
-                    break
-        return found
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _lines(self) -> Iterator[bytes]:
-        if self._file is None and not self._begin():
-            return
-        while True:
-            while (end := self._rest.find(b"\n")) >= 0:
-                line, self._rest = self._rest[:end], self._rest[end + 1 :]
-                self._offset += end + 1
-                if self._too_long:
-                    self._too_long, self.skipped = False, self.skipped + 1
-                else:
-                    yield line
-            if len(self._rest) > MAX_LINE_BYTES:
-                self._offset += len(self._rest)
-                self._rest, self._too_long = b"", True
-            assert self._file is not None
-            more = self._file.read(CHUNK_BYTES)
-            if not more and not self._go_on():
-                return
-            self._rest += more
-
-    def _begin(self) -> bool:
-        """Open the file in which to go on. False: there is none yet."""
-        before = self._path.with_name(self._path.name + ROTATED_SUFFIX)
-        if not self._wanted.mark:
-            return self._open(before) or self._open(self._path)
-        for path in (self._path, before):
-            if self._open(path):
-                if self._is_wanted():
-                    self._seek(self._wanted.offset)
-                    return True
-                self.close()
-        self.is_lost = True
-        return self._open(before) or self._open(self._path)
-
-    def _open(self, path: Path) -> bool:
-        try:
-            self._file = path.open("rb", buffering=0)
-        except FileNotFoundError:
-            return False
-        self._seek(0)
-        return True
-
-    def _seek(self, offset: int) -> None:
-        assert self._file is not None
-        self._file.seek(offset)
-        self._offset, self._rest, self._too_long = offset, b"", False
-
-    def _is_wanted(self) -> bool:
-        assert self._file is not None
-        begun = os.pread(self._file.fileno(), self._wanted.mark_bytes, 0)
-        return _digest(begun) == self._wanted.mark and len(begun) == self._wanted.mark_bytes
-
-    def _go_on(self) -> bool:
-        """Go on with the next file, if ours has been renamed and read to its end; or from its beginning, if
-        somebody emptied it."""
-        assert self._file is not None
-        ours = os.fstat(self._file.fileno())
-        if ours.st_size < self._offset:
-            self._seek(0)
-            return ours.st_size > 0
-        try:
-            now = self._path.stat()
-        except FileNotFoundError:
-            return False
-        if now.st_ino == ours.st_ino and now.st_dev == ours.st_dev:
-            return False
-        # What was written between our last read and the renaming.
-        more = self._file.read(CHUNK_BYTES)
-        if more:
-            self._rest += more
-            return True
-        self.skipped += bool(self._rest)
-        self.close()
-        return self._open(self._path)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:32]
-
-
-def _event(line: bytes) -> Values | None:
-    try:
-        found = msgspec.json.decode(line)
-    except DAMAGE:
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("kind"), str) else None
 
 
 # Chart libraries.
@@ -435,10 +276,11 @@ HINTS: dict[Target, str] = {
 }
 
 
-def guarded(target: Target, charts: Charts, work: Callable[[Charts], Any]) -> None:
+@contextmanager
+def guarded(target: Target) -> Iterator[None]:
     """Do something with charts. Raises: UserError (whatever the library raises)."""
     try:
-        work(charts)
+        yield
     except Exception as error:
         raise UserError(f"{target} does not take points: {first_line(error)}", HINTS[target]) from error
 
@@ -494,12 +336,12 @@ class PlaceFile:
         os.close(self._lock)
 
 
-class CarriedCount(Struct):
+class CarriedCount(NamedTuple):
     """Count of what was carried."""
 
-    events: int = 0
-    points: int = 0
-    skipped: int = 0
+    events: int
+    points: int
+    skipped: int
 
 
 def carry(
@@ -511,7 +353,6 @@ def carry(
     again: bool,
     stop: threading.Event,
     say: Say,
-    open_with: Callable[[Target, ChartPlace], Charts] = open_charts,
 ) -> CarriedCount:
     """Carry what is in the log and was not carried yet; with `follows` on and on, until `stop` is set.
 
@@ -526,53 +367,25 @@ def carry(
             run = secrets.token_hex(4)
             noted = PlaceNote(LogPlace(), LogTally(), run, f"{where.name}-{run}" if again else where.name)
         reader = EventReader(data_dir / "events.jsonl", noted.place)
-        charts = open_with(target, replace(where, id=noted.id, name=noted.name))
-        carrier = _Carrier(target, file, reader, charts, noted)
+        charts = open_charts(target, replace(where, id=noted.id, name=noted.name))
+        made, drawn, read = Points(noted.tally), 0, 0
         try:
-            carrier.carry(follows, stop)
+            while not stop.is_set():
+                events = reader.events(EVENTS_AT_ONCE)
+                if events:
+                    points = [point for event in events if (point := made.of(event)) is not None]
+                    file.save(replace(noted, place=reader.place(), tally=made.tally))
+                    with guarded(target):
+                        charts.write(points)
+                    drawn, read = drawn + len(points), read + len(events)
+                elif not follows or stop.wait(PERIOD_S):
+                    break
         finally:
             reader.close()
-            guarded(target, charts, lambda open_ones: open_ones.close())
+            with guarded(target):
+                charts.close()
         if reader.is_lost:
             say("the log was renamed twice since the last time: lines between are missing in the charts")
-        return carrier.carried
+        return CarriedCount(read, drawn, reader.skipped)
     finally:
         file.close()
-
-
-@dataclass
-class _Carrier:
-    """Carries the points of one log to one place."""
-
-    _target: Target
-    _file: PlaceFile
-    _reader: EventReader
-    _charts: Charts
-    _noted: PlaceNote
-
-    def __post_init__(self) -> None:
-        self._points = Points(self._noted.tally)
-        self.carried = CarriedCount()
-
-    def carry(self, follows: bool, stop: threading.Event) -> None:
-        """Carry all that is there; with `follows` what comes, too."""
-        while True:
-            while self._some():
-                if stop.is_set():
-                    return
-            if not follows or stop.wait(PERIOD_S):
-                return
-
-    def _some(self) -> bool:
-        """Carry some events. False: there are none."""
-        events = self._reader.events(EVENTS_AT_ONCE)
-        self.carried.skipped = self._reader.skipped
-        if not events:
-            return False
-        points = [point for event in events if (point := self._points.of(event)) is not None]
-        self.carried.events += len(events)
-        self.carried.points += len(points)
-        place, tally = self._reader.place(), self._points.tally
-        self._file.save(replace(self._noted, place=place, tally=tally))
-        guarded(self._target, self._charts, lambda charts: charts.write(points))
-        return True

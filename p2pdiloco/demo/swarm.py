@@ -24,9 +24,8 @@ from pathlib import Path
 
 import msgspec
 import psutil
-from msgspec.structs import replace
 
-from p2pdiloco.adapters.data_dir import ROTATED_SUFFIX
+from p2pdiloco.adapters.event_reader import EventReader
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import with_seats
@@ -565,14 +564,11 @@ class Line(Frozen, kw_only=True, omit_defaults=True):
 
 
 class Tail:
-    """Complete lines that a growing log has gained. A rotation loses none; torn lines are left out."""
+    """Complete lines that a growing log has gained, its rotated part first; torn lines are left out."""
 
-    def __init__(self, path: Path, node: str = "", offset: int = 0) -> None:
-        """`node`: name that the lines are to carry. `offset`: bytes of the file to leave out."""
-        self._path = path
-        self._node = node
-        self._offset = offset
-        self._rest = b""
+    def __init__(self, path: Path, node: str = "") -> None:
+        """`node`: name that the lines are to carry."""
+        self._reader, self._node = EventReader(path), node
 
     def lines(self) -> list[Line]:
         """Return the lines completed since the last call.
@@ -580,52 +576,17 @@ class Tail:
         Raises:
             msgspec.ValidationError: a line is not of our format.
         """
-        if not self._path.exists():
-            return []
-        data = b""
-        if self._path.stat().st_size < self._offset:
-            data, self._offset = self._read(_rotated(self._path)), 0
-        data += self._read(self._path)
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        return _decoded(whole, self._node)
-
-    def _read(self, path: Path) -> bytes:
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-            self._offset = file.tell()
-        return data
+        return [msgspec.convert(event | {"node": self._node}, Line) for event in self._reader.events()]
 
 
 def read_log(path: Path, node: str = "") -> list[Line]:
     """Read all complete lines of a log, its rotated part first."""
-    parts = [part.read_bytes() for part in (_rotated(path), path) if part.exists()]
-    return _decoded(b"".join(parts).split(b"\n")[:-1], node)
+    return Tail(path, node).lines()
 
 
 def of_kind(lines: Iterable[Line], *kinds: str) -> list[Line]:
     """Pick the lines of these kinds."""
     return [line for line in lines if line.kind in kinds]
-
-
-def _rotated(path: Path) -> Path:
-    return path.with_name(path.name + ROTATED_SUFFIX)
-
-
-def _decoded(lines: Iterable[bytes], node: str) -> list[Line]:
-    """Decode the lines; one that a crash tore is no JSON, and is left out."""
-    found = []
-    for line in lines:
-        try:
-            found.append(replace(_DECODER.decode(line), node=node))
-        except msgspec.ValidationError:
-            raise
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-    return found
-
-
-_DECODER = msgspec.json.Decoder(Line)
 
 
 # Versions that nodes have, by their logs or on their disks, and where two differ.

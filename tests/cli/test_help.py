@@ -20,11 +20,11 @@ import pytest
 from click.testing import CliRunner
 
 from p2pdiloco.adapters.data_dir import EventsLog
+from p2pdiloco.adapters.event_reader import EventReader
 from p2pdiloco.cli import charts, from_lab
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.charts import (
     ChartPlace,
-    EventReader,
     PlaceFile,
     Point,
     Points,
@@ -132,21 +132,13 @@ class Diary:
 
 
 @pytest.fixture
-def carried(tmp_path: Path) -> Callable[..., list[str]]:
+def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     def work(drawn: Drawn, follows: bool = False, again: bool = False, **options: Any) -> list[str]:
         said: list[str] = []
         where = ChartPlace(tmp_path / "out", "p", "node")
         stop = options.get("stop") or threading.Event()
-        carry(
-            tmp_path,
-            "tensorboard",
-            where,
-            follows=follows,
-            again=again,
-            stop=stop,
-            say=said.append,
-            open_with=drawn.open,
-        )
+        monkeypatch.setattr(charts, "open_charts", drawn.open)
+        carry(tmp_path, "tensorboard", where, follows=follows, again=again, stop=stop, say=said.append)
         return said
 
     return work

@@ -77,10 +77,10 @@ class Daemon:
         logs.mkdir(exist_ok=True)
         life = len(list(logs.glob("*.err")))
         self._out, self._err = logs / f"{life}.out", logs / f"{life}.err"
+        self._log = Tail(folder / "events.jsonl", name)
+        self._log.lines()  # what an earlier process wrote
         self._process = run(arguments, self._out, self._err)
         self.expected_to_live = True
-        path = folder / "events.jsonl"
-        self._log = Tail(path, name, offset=path.stat().st_size if path.exists() else 0)
         self._lines: list[Line] = []
 
     # --- what it says --------------------------------------------------------------------------------

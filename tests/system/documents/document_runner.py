@@ -310,7 +310,8 @@ class Reader:
         log = None
         if data_dir is not None:
             events = data_dir / "events.jsonl"
-            log = Tail(events, offset=events.stat().st_size if events.exists() else 0)
+            log = Tail(events)
+            log.lines()  # what an earlier process wrote
         process = self._start(machine, text, output)
         staying = Staying(command, output, process, machine.name, data_dir, log)
         self._staying.append(staying)
