@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from p2pdiloco.adapters.data_dir import Files, try_folder
-from p2pdiloco.cli.status_command import NoNodes, Unreachable, at_home, visit
+from p2pdiloco.cli.status_command import NoNodes, Unreachable, at_home, run_of, visit
 from p2pdiloco.cli.top import AskedMembers, HeardReport, asked_members
 from p2pdiloco.config.settings import BoardSettings
 from p2pdiloco.config.values import expanded, parse_every
 from p2pdiloco.daemon.display.snapshot import StatusReport
 from p2pdiloco.daemon.history import AskedCredits
-from p2pdiloco.daemon.run_files.known_runs import ListedRun, peers_of, pull_run
+from p2pdiloco.daemon.run_files.known_runs import peers_of
 from p2pdiloco.daemon.wire import CreditsAnswer
-from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError, clean, install_hint, invariant
+from p2pdiloco.errors import ConfigError, StorageError, UserError, clean, install_hint, invariant
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.sources import middle_report
@@ -162,10 +162,8 @@ def view_of(
 async def _join(transport: Transport, asked: AskedMembers, settings: BoardSettings) -> JoinView:
     """Make the line with which others join: a run link, where the manifest is to be had."""
     report = _report(asked)
-    listed = ListedRun(report.run_id, [report.run_name], [report.answered_by])
-    with contextlib.suppress(RemoteError):
-        if (run := await pull_run(transport, listed, peers_of(settings.join))) is not None:
-            return join_view(run, settings.join)
+    with contextlib.suppress(UserError):
+        return join_view(await run_of(transport, report, peers_of(settings.join)), settings.join)
     return JoinView(line=f"p2pdiloco node --join {settings.join[0]} --run {report.run_id}")
 
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from p2pdiloco.cli.charts import ChartPlace, Target
 from p2pdiloco.cli.options import (
     FILE,
+    Addresses,
     Diagnosis,
     Level,
     Number,
@@ -346,7 +347,7 @@ BUCKETS = {"hour": 3600, "day": 86_400}
 @click.option("--proof", default="", metavar="HEX", help="With --check: what --prove printed.")
 @patience_option(20.0, 3600, "Give up if nobody answers for so long.")
 def credits_command(
-    join: tuple[str, ...],
+    join: Addresses,
     run: str,
     data_dir: Path | None,
     verify: bool,

@@ -27,8 +27,9 @@ from rich.table import Table
 from rich.text import Text
 
 from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.cli.options import Addresses
 from p2pdiloco.cli.owner_notice import ReachedPeers, find_peer, reach_members
-from p2pdiloco.cli.status_command import Search, visiting
+from p2pdiloco.cli.status_command import Search, run_of, visiting
 from p2pdiloco.config.manifest import SignedManifest, check_signature, decode_signed, encode_signed, run_id
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.values import expanded
@@ -61,7 +62,7 @@ from p2pdiloco.daemon.display.snapshot import count as worded
 from p2pdiloco.daemon.display.snapshot import counted, short_peer
 from p2pdiloco.daemon.history import Filling, believed, pull_page
 from p2pdiloco.daemon.network.discovery import ask
-from p2pdiloco.daemon.run_files.known_runs import ListedRun, peers_of, pull_run
+from p2pdiloco.daemon.run_files.known_runs import peers_of
 from p2pdiloco.daemon.wire import MAX_ROWS, CreditsAnswer, CreditsQuery
 from p2pdiloco.errors import RemoteError, UserError, clean, json_line
 from p2pdiloco.identity import Identity, verify
@@ -81,7 +82,7 @@ DISPUTED = 3
 class CreditsSearch(Frozen, kw_only=True):
     """Question about credits: of which run, asked of which peers, counted how."""
 
-    join: tuple[str, ...]
+    join: Addresses
     run: str = ""
     bucket_s: int = 0
     verify: bool = False
@@ -135,10 +136,7 @@ async def collect_credits(wish: CreditsSearch) -> RunCredits:
     """
     search = Search(wish.run, peers_of(wish.join))
     async with visiting(wish.join, search, wish.timeout_s) as (transport, report):
-        hosts = [*search.joined, report.answered_by]
-        run = await pull_run(transport, ListedRun(report.run_id, [report.run_name]), hosts)
-        if run is None:
-            raise UserError("nobody gives the manifest of the run", "try again, or join through another peer")
+        run = await run_of(transport, report, search.joined)
         reached = await reach_members(transport, report.run_id, search.joined)
         if report.answered_by not in reached.peers:
             reached.peers.append(report.answered_by)

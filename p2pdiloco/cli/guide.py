@@ -23,6 +23,7 @@ from p2pdiloco.adapters.data_dir import DataDir, Files, is_in_use
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.multiaddrs import look_nearby
 from p2pdiloco.adapters.run_store import run_folder
+from p2pdiloco.cli.options import Addresses
 from p2pdiloco.cli.questions import Answers, Question, ask_all, one_of, yes_or_no
 from p2pdiloco.cli.status_command import visit, visitor
 from p2pdiloco.config.manifest import as_toml
@@ -40,7 +41,6 @@ from p2pdiloco.daemon.run_files.known_runs import (
     way_of,
 )
 from p2pdiloco.errors import RemoteError, StorageError, TransportError, UserError, clean
-from p2pdiloco.ports import Transport
 from p2pdiloco.util import Values
 
 MAX_NAME = 63
@@ -275,18 +275,15 @@ def manifest_to_join(settings: NodeSettings) -> PublishedRun:
     return run
 
 
-async def _look(join: tuple[str, ...], wanted: str) -> PublishedRun:
+async def _look(join: Addresses, wanted: str) -> PublishedRun:
     async with asyncio.timeout(PATIENCE_S), visitor(join) as transport:
-        return await _manifest(transport, RunSearch(transport, wanted, peers_of(join)))
-
-
-async def _manifest(transport: Transport, search: RunSearch) -> PublishedRun:
-    while True:
-        chosen = await search.look()
-        found = await search.published(chosen) if chosen is not None else None
-        if found is not None:
-            return found
-        await asyncio.sleep(PAUSE_S)
+        search = RunSearch(transport, wanted, peers_of(join))
+        while True:
+            chosen = await search.look()
+            found = await search.published(chosen) if chosen is not None else None
+            if found is not None:
+                return found
+            await asyncio.sleep(PAUSE_S)
 
 
 def footprint_lines(settings: NodeSettings, run: PublishedRun) -> list[str]:

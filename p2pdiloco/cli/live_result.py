@@ -23,7 +23,9 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.dns import peers_behind
-from p2pdiloco.cli.status_command import Search, visit, visitor
+from p2pdiloco.cli.options import Addresses
+from p2pdiloco.cli.owner_notice import newest_notice
+from p2pdiloco.cli.status_command import Search, run_of, visit, visitor
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.values import peer_in
 from p2pdiloco.core.api.events import FetchState
@@ -38,7 +40,7 @@ from p2pdiloco.daemon.display.snapshot import StatusReport
 from p2pdiloco.daemon.history import pull_page
 from p2pdiloco.daemon.network.discovery import ask
 from p2pdiloco.daemon.network.reach import MeasuredLink, measure
-from p2pdiloco.daemon.notice import Notice, is_true_notice
+from p2pdiloco.daemon.notice import Notice
 from p2pdiloco.daemon.payloads import Compute
 from p2pdiloco.daemon.run_files.known_runs import (
     RunSearch,
@@ -72,9 +74,7 @@ ROUNDS = 3
 RETRY_S = 1.0
 
 
-def result_of_run(
-    join: tuple[str, ...], wanted: str, timeout_s: float, data_dir: Path | None = None
-) -> RunResult:
+def result_of_run(join: Addresses, wanted: str, timeout_s: float, data_dir: Path | None = None) -> RunResult:
     """Copy the global parameters from the members of a run. Members of a run that is not open give them for
     an invite in `join`, and for what is in `data_dir`, by default in the usual folders: the owner's key, or
     a member's.
@@ -87,7 +87,7 @@ def result_of_run(
     return visit(_copied(way, peers_behind(way.join), timeout_s, usual_folders(data_dir)))
 
 
-async def _copied(way: Way, join: tuple[str, ...], timeout_s: float, folders: list[Path]) -> RunResult:
+async def _copied(way: Way, join: Addresses, timeout_s: float, folders: list[Path]) -> RunResult:
     search = Search(way.run, peers_of(join))
     found: list[Run] = []
     try:
@@ -169,12 +169,7 @@ async def _of_seats(
 
 async def _named_seats(transport: Transport, run: Run, peers: Sequence[str]) -> set[str]:
     """List the seats that the run file names, and the newest notice of the owner that these peers have."""
-    newest = Notice(run.id, 0)
-    for peer in peers:
-        answer = await ask(transport, peer, wire.NoticeQuery(run.id, newest.sequence), wire.NoticeAnswer)
-        notice = answer.notice if answer is not None else None
-        if notice is not None and notice.sequence > newest.sequence:
-            newest = notice if is_true_notice(notice, run.id, run.owners, verify_signature) else newest
+    newest = await newest_notice(transport, peers, Notice(run.id, 0), run.owners)
     seats = set(run.manifest.admission.seats)
     for word in sorted(newest.seats, key=lambda word: word.number):
         seats.discard(word.replaces if word.seated else word.peer)
@@ -184,17 +179,12 @@ async def _named_seats(transport: Transport, run: Run, peers: Sequence[str]) -> 
 
 async def _run(transport: Transport, report: StatusReport, hosts: Sequence[str]) -> Run:
     """The run, from whoever has its true manifest. Raises: UserError."""
-    name = clean(report.run_name)
-    search = RunSearch(transport, report.run_id, [report.answered_by, *hosts])
+    found = await run_of(transport, report, hosts)
+    manifest = found.manifest
     try:
-        listed = await search.look()
-        found = await search.published(listed) if listed is not None else None
-        if found is None:
-            raise UserError(f"nobody gives the manifest of {name}", "try again")
-        manifest = found.manifest
         layouts = plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)
-    except (RemoteError, ConfigError) as error:
-        raise UserError(f"the manifest of {name} is not valid: {error}") from error
+    except ConfigError as error:
+        raise UserError(f"the manifest of {clean(found.name)} is not valid: {error}") from error
     return Run(id=found.id, signed=found.signed, manifest=manifest, layouts=layouts)
 
 

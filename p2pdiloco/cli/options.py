@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 import msgspec
@@ -25,6 +25,11 @@ from p2pdiloco.config.settings import Flag, Part, flag_of, flags, known_variable
 from p2pdiloco.errors import UserError
 from p2pdiloco.util import Frozen, Values
 
+if TYPE_CHECKING:
+    from p2pdiloco.daemon.run_files.ownership import Ownership
+
+Addresses = tuple[str, ...]
+"""Ways to peers that a person gave: multiaddrs, names of the DNS, links."""
 S = TypeVar("S", bound=Struct)
 Command = Callable[..., Any]
 
@@ -340,7 +345,7 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 # Ways into a swarm: `--join` is an address, a DNS name, a run link or an invite.
 
 
-def joined_through(join: Sequence[str], run: str = "") -> tuple[tuple[str, ...], str]:
+def joined_through(join: Sequence[str], run: str = "") -> tuple[Addresses, str]:
     """Read `--join` and `--run`: the peers to join through, names looked up, and the run that is meant.
 
     Raises:
@@ -351,6 +356,22 @@ def joined_through(join: Sequence[str], run: str = "") -> tuple[tuple[str, ...],
 
     way = way_of(join, run)
     return peers_behind(way.join), way.run
+
+
+class RunPlace(Frozen):
+    """Run of which a person's key is here, and the way to its members."""
+
+    run: str
+    """Name of the run, its id, or the beginning of that."""
+    join: Addresses
+    data_dir: Path | None
+    """Folder with the key; None: the usual ones."""
+
+    def owned(self) -> Ownership:
+        """Find the key. Raises: UserError."""
+        from p2pdiloco.daemon.run_files.ownership import Ownership
+
+        return Ownership.find(self.run, self.data_dir)
 
 
 # Findings: each good, worth a warning, bad, or not to be had, with what to do.
@@ -369,8 +390,8 @@ class Level(Enum):
 class Diagnosis(Frozen):
     """Finding on one thing."""
 
-    check: str
     level: Level
+    check: str
     words: str
     todo: str = ""
     """Sentence on what to do; empty: nothing."""
@@ -379,24 +400,7 @@ class Diagnosis(Frozen):
 EXIT_STATUSES = {Level.GOOD: 0, Level.SKIPPED: 0, Level.WARNING: 1, Level.BAD: 2}
 
 
-def good(check: str, words: str) -> Diagnosis:
-    """Make a finding that all is well."""
-    return Diagnosis(check, Level.GOOD, words)
-
-
-def warning(check: str, words: str, todo: str) -> Diagnosis:
-    """Make a finding of what works, but not well."""
-    return Diagnosis(check, Level.WARNING, words, todo)
-
-
-def bad(check: str, words: str, todo: str) -> Diagnosis:
-    """Make a finding of what keeps a node from its work."""
-    return Diagnosis(check, Level.BAD, words, todo)
-
-
-def skipped(check: str, why: str, todo: str = "") -> Diagnosis:
-    """Make a finding that something could not be looked at."""
-    return Diagnosis(check, Level.SKIPPED, why, todo)
+good, skipped, warning, bad = (partial(Diagnosis, level) for level in Level)
 
 
 def exit_status(findings: Iterable[Diagnosis]) -> int:

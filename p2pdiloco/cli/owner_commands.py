@@ -18,13 +18,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pdiloco.adapters.data_dir import try_file
-from p2pdiloco.cli.options import FILE, SpacedLists, example, join_option, joined_through, patience_option
+from p2pdiloco.cli.options import (
+    FILE,
+    Addresses,
+    RunPlace,
+    SpacedLists,
+    example,
+    join_option,
+    joined_through,
+    patience_option,
+)
 from p2pdiloco.config.settings import DEFAULTS, NodeSettings, OwnLimits, flag_of, flags, value_text
 from p2pdiloco.config.values import expanded, parse_life
 from p2pdiloco.errors import StorageError, UserError
 
 if TYPE_CHECKING:
     from p2pdiloco.daemon.owner.control import ControlState, Reply, Verb
+    from p2pdiloco.daemon.run_files.ownership import Ownership
 
 # QR codes.
 
@@ -116,29 +126,28 @@ def invite(
     expires: str,
     uses: int,
     name: str,
-    join: tuple[str, ...],
+    join: Addresses,
     data_dir: Path | None,
 ) -> str:
     """Print an invite to a RUN of yours (its name or id): a link. Anybody who has it can join, so keep it
     private."""
+    place = RunPlace(run, join, data_dir)
     if close:
         from p2pdiloco.cli.owner_notice import end_invite
 
-        end_invite(run, close, join, data_dir, yes=False, leaves=True)
+        end_invite(place, close, yes=False, leaves=True)
         return ""
     from p2pdiloco.daemon.display.snapshot import counted
-    from p2pdiloco.daemon.run_files.known_runs import known_run
-    from p2pdiloco.daemon.run_files.ownership import Ownership
 
     life_s = parse_life(expires, "--expires")
-    owned = Ownership.find(run, data_dir)
+    owned = place.owned()
     made = owned.invite(int(time.time()) + life_s if life_s else 0, uses, name[:63], join)
     text = owned.link(made)
     click.echo(text)
     until = f"for {expires}" if life_s else "for ever"
     click.echo(f"lets {counted(uses, 'node')} in, {until}; they run: p2pdiloco node LINK", err=True)
     warn_of_addresses(owned.addresses(join))
-    if known_run(owned.run, owned.data_dir)[1].manifest.admission.mode != "invite":
+    if _admission(owned) != "invite":
         click.echo("note: this run does not ask for invites: an invite keeps nobody out", err=True)
     return text
 
@@ -154,7 +163,7 @@ def invite(
     "Peer to join through, or /dnsaddr/NAME, instead of those that this folder knows; may be repeated."
 )
 @with_qr
-def link(run: str, data_dir: Path | None, join: tuple[str, ...]) -> str:
+def link(run: str, data_dir: Path | None, join: Addresses) -> str:
     """Print the link to a RUN (its name or id) that a node or bootstrap of this machine is in or serves.
 
     It says run, owner, and peers to join through, and holds no secret. For a run by invite, its owner
@@ -197,7 +206,7 @@ EXIT_KEPT_OUT = 1
     "--data-dir", type=FILE, help="Folder of the node that is to join.  [default: a node's default]"
 )
 @patience_option(20.0, 3600, "Give up if nobody answers for so long.")
-def can_join(run: str, join: tuple[str, ...], data_dir: Path | None, timeout_s: float) -> int:
+def can_join(run: str, join: Addresses, data_dir: Path | None, timeout_s: float) -> int:
     """Say whether a run would let this node in. Exit status 0: yes, 1: no."""
     from p2pdiloco.cli.owner_notice import why_cannot_join
 
@@ -210,32 +219,47 @@ def can_join(run: str, join: tuple[str, ...], data_dir: Path | None, timeout_s: 
 # An owner's notice changed.
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    join = join_option("Peer of the run to give it to, beside those that this folder knows; may be repeated.")
-    return click.argument("run")(join(OWNED_DIR()(command)))
+def _admission(owned: Ownership) -> str:
+    """Find how a run takes its members."""
+    from p2pdiloco.daemon.run_files.known_runs import known_run
+
+    return known_run(owned.run, owned.data_dir)[1].manifest.admission.mode
+
+
+def _at_run(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a run of the person's, as one argument `place`."""
+
+    @click.argument("run")
+    @join_option("Peer of the run to give it to, beside those that this folder knows; may be repeated.")
+    @OWNED_DIR()
+    @wraps(command)
+    def placed(run: str, join: Addresses, data_dir: Path | None, **arguments: Any) -> None:
+        command(place=RunPlace(run, join, data_dir), **arguments)
+
+    return placed
 
 
 _YES = click.option("--yes", is_flag=True, help="Do not ask whether what is meant is the right one.")
 
 
-def _change_by_peer(run: str, join: tuple[str, ...], data_dir: Path | None, **change: Any) -> None:
+def _change_by_peer(place: RunPlace, **change: Any) -> None:
     """Change the notice as `PeerChange` has it."""
     from p2pdiloco.cli.owner_notice import PeerChange, publish
 
     asked = PeerChange(**change)
-    publish(run, join, data_dir, asked.make, asked.agree, asked.word)
+    publish(place, asked.make, asked.agree, asked.word)
 
 
 def _on_list(verb: str, help: str, entries: str, adds: bool, seated: bool | None) -> click.Command:
     """Make a command that puts a peer on a list of the notice, or takes it off (`PeerChange`)."""
 
     @click.command(verb, cls=SpacedLists, epilog=example(verb), help=help)
-    @_options
+    @_at_run
     @click.argument("peer")
     @_YES
-    def command(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
+    def command(place: RunPlace, peer: str, yes: bool) -> None:
         change = {"verb": verb, "entries": entries, "word": peer, "adds": adds, "seated": seated}
-        _change_by_peer(run, join, data_dir, yes=yes, **change)
+        _change_by_peer(place, yes=yes, **change)
 
     return command
 
@@ -261,34 +285,30 @@ dismiss = _on_list(
 
 
 @click.command(cls=SpacedLists, epilog=example("revoke"))
-@_options
+@_at_run
 @click.argument("invite")
 @_YES
-def revoke(run: str, invite: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
+def revoke(place: RunPlace, invite: str, yes: bool) -> None:
     """Revoke an INVITE (itself, its key or --name): it lets nobody in, and whoever came with it is out, with
     the seats that it gave. `p2pdiloco invite RUN --close INVITE` lets them stay."""
     from p2pdiloco.cli.owner_notice import end_invite
 
-    end_invite(run, invite, join, data_dir, yes=yes)
+    end_invite(place, invite, yes=yes)
 
 
 @click.command(cls=SpacedLists, epilog=example("admit"))
-@_options
+@_at_run
 @click.argument("peer")
 @_YES
-def admit(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
+def admit(place: RunPlace, peer: str, yes: bool) -> None:
     """Put a PEER (its id) on the list of a RUN whose members are listed, and give it a seat."""
-    from p2pdiloco.daemon.run_files.known_runs import known_run
-    from p2pdiloco.daemon.run_files.ownership import Ownership
-
-    owned = Ownership.find(run, data_dir)
-    seated = True if known_run(owned.run, owned.data_dir)[1].manifest.admission.mode == "list" else None
+    seated = True if _admission(place.owned()) == "list" else None
     asked = {"verb": "admit", "entries": "members", "word": peer, "adds": True, "seated": seated}
-    _change_by_peer(run, join, data_dir, yes=yes, **asked)
+    _change_by_peer(place, yes=yes, **asked)
 
 
 @click.command(cls=SpacedLists, epilog=example("seat"))
-@_options
+@_at_run
 @click.argument("peer")
 @click.option(
     "--replace",
@@ -298,16 +318,13 @@ def admit(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes
 )
 @click.option("--end", is_flag=True, help="End the seat of the PEER.")
 @_YES
-def seat(
-    run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, replace: str, end: bool, yes: bool
-) -> None:
+def seat(place: RunPlace, peer: str, replace: str, end: bool, yes: bool) -> None:
     """Give a PEER (its id, the end of it, or its name) a seat in a RUN of yours: it votes and merges.
 
     Work without a seat is merged all the same, with a bounded share. A node that comes by an invite among the
     first six has a seat without this. Without the owner's key this folder's node says it as a seat: it counts
     once more than half of the seats say the same. So it gives its own up, too."""
     from p2pdiloco.cli.owner_notice import lost_seats
-    from p2pdiloco.daemon.run_files.ownership import Ownership
     from p2pdiloco.identity import public_of
 
     if replace and end:
@@ -316,46 +333,43 @@ def seat(
         hint = "p2pdiloco status --json shows whole ids"
         raise UserError(f'--replace "{replace}" is not the id of a peer', hint)
     try:
-        Ownership.find(run, data_dir)
+        place.owned()
     except StorageError:
         raise
     except UserError:  # the key of the run's owner is not here
-        if public_of(peer) is not None and _is_said_by_node(run, peer, data_dir, not end, replace):
+        if public_of(peer) is not None and _is_said_by_node(place, peer, not end, replace):
             return
         raise
-    lost = {} if end or replace else lost_seats(run, join, data_dir)
+    lost = {} if end or replace else lost_seats(place)
     asked: dict[str, Any] = {"verb": "end the seat of" if end else "seat", "entries": "", "word": peer}
     asked |= {"adds": True, "yes": yes, "seated": not end, "replaces": replace, "lost": lost}
-    _change_by_peer(run, join, data_dir, **asked)
+    _change_by_peer(place, **asked)
 
 
-def _is_said_by_node(run: str, peer: str, data_dir: Path | None, seated: bool, replaces: str) -> bool:
+def _is_said_by_node(place: RunPlace, peer: str, seated: bool, replaces: str) -> bool:
     """Let the node of this folder say it as a seat. False: none runs. Raises: UserError (it does not)."""
     from p2pdiloco.daemon.owner.control import NodeSilent
 
-    word = {"run": run, "peer": peer, "seated": "yes" if seated else "", "replaces": replaces}
+    word = {"run": place.run, "peer": peer, "seated": "yes" if seated else "", "replaces": replaces}
     with suppress(NodeSilent, NoNode):
-        return _print(_ask(_folder(data_dir), "say", word)) == 0
+        return _print(_ask(_folder(place.data_dir), "say", word)) == 0
     return False
 
 
 @click.command(cls=SpacedLists, epilog=example("vouch"))
-@_options
+@_at_run
 @click.option("--clear", is_flag=True, help="Take the last vouch back.")
-def vouch(run: str, join: tuple[str, ...], data_dir: Path | None, clear: bool) -> None:
+def vouch(place: RunPlace, clear: bool) -> None:
     """Vouch for what your node of a RUN holds now: newcomers start from what its members stand on.
 
     Without a node in the folder, name one that you trust: --join MULTIADDR."""
-    from p2pdiloco.cli.owner_notice import vouch_for, without_vouch
+    from p2pdiloco.cli.owner_notice import vouch_for
 
-    if clear:
-        without_vouch(run, join, data_dir)
-    else:
-        vouch_for(run, join, data_dir)
+    vouch_for(place, clear)
 
 
 @click.command(cls=SpacedLists, epilog=example("run amend"))
-@_options
+@_at_run
 @click.option(
     "--schedule-tokens",
     type=click.IntRange(1, 1 << 53),
@@ -379,9 +393,7 @@ def vouch(run: str, join: tuple[str, ...], data_dir: Path | None, clear: bool) -
     help="Tokens of the run from which on it holds. Default: about a minute ahead.",
 )
 def amend(
-    run: str,
-    join: tuple[str, ...],
-    data_dir: Path | None,
+    place: RunPlace,
     pause: bool,
     resume: bool,
     end: bool,
@@ -401,7 +413,7 @@ def amend(
     if len(ways) > 1:
         raise UserError("--pause, --resume and --end exclude each other", "give one of them")
     wish = AmendmentWish(rate_factor=learning_rate_factor, going=ways[0] if ways else None, **wanted)
-    amend_run(run, join, data_dir, wish)
+    amend_run(place, wish)
 
 
 @click.command(cls=SpacedLists, epilog=example("members"))
@@ -410,7 +422,7 @@ def amend(
 @click.option(
     "--data-dir", type=FILE, help="Folder of the node to ask, if no peer is named.  [default: the usual ones]"
 )
-def members(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
+def members(run: str, join: Addresses, data_dir: Path | None) -> None:
     """List who has a seat in a RUN, since which version and by which paper, and the members without one."""
     from p2pdiloco.cli.status_command import list_members
 

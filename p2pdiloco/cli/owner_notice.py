@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct, field
 
 from p2pdiloco.adapters.run_store import run_folder
-from p2pdiloco.cli.options import joined_through
+from p2pdiloco.cli.options import Addresses, RunPlace, joined_through
 from p2pdiloco.cli.status_command import visit, visitor
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.values import check_peer_address, peer_in
@@ -35,6 +35,7 @@ from p2pdiloco.core.api.config import (
     newest,
 )
 from p2pdiloco.core.api.reasons import AdmissionFault
+from p2pdiloco.core.api.types import Vouch
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission import fault_words
 from p2pdiloco.daemon.course import words_of
@@ -111,13 +112,11 @@ class RunPosition(Struct, frozen=True):
     rests: bool
 
 
-def amend(run: str, join: tuple[str, ...], data_dir: Path | None, wish: AmendmentWish) -> None:
+def amend(place: RunPlace, wish: AmendmentWish) -> None:
     """Amend a run. Raises: UserError."""
     wish.check()
-    join, _ = joined_through(join)
-    owned = Ownership.find(run, data_dir)
+    owned, addresses = _owned(place)
     manifest = saved_runs(owned.data_dir)[owned.run].manifest
-    addresses = tuple(dict.fromkeys([*join, *owned.addresses(())]))
     report = visit(_ask_status(owned.run, addresses)) if addresses else None
     if report is None:
         raise UserError(
@@ -125,23 +124,23 @@ def amend(run: str, join: tuple[str, ...], data_dir: Path | None, wish: Amendmen
         )
     course = report.course
     pace = max(0, course.schedule_tokens - course.tokens) / course.left_s if course.left_s else 0.0
-    place = RunPosition(course.tokens, course.schedule_tokens, pace, course.rests != "no")
+    position = RunPosition(course.tokens, course.schedule_tokens, pace, course.rests != "no")
     click.echo(f"the run is at {course.tokens} tokens: {progress_text(course)}")
 
-    def change(notice: Notice) -> Notice:
-        made = amendment(notice.amendments, wish, manifest, place)
+    def change(notice: Notice, _: ReachedPeers) -> Notice:
+        made = amendment(notice.amendments, wish, manifest, position)
         click.echo(words_of(made))
         last = newest(notice.amendments)
-        if last is not None and last.from_tokens > max(made.from_tokens, place.tokens):
+        if last is not None and last.from_tokens > max(made.from_tokens, position.tokens):
             click.echo(
                 f"amendment {last.number}, which was to hold from {last.from_tokens} on, is taken back"
             )
         return msgspec.structs.replace(notice, amendments=amended(notice.amendments, made))
 
-    publish(run, join, data_dir, lambda notice, _: change(notice))
+    publish(place, change)
 
 
-async def _ask_status(run: str, addresses: tuple[str, ...]) -> StatusReport | None:
+async def _ask_status(run: str, addresses: Addresses) -> StatusReport | None:
     async with visitor(addresses) as transport:
         named = peers_of(addresses)
         reached = await reach_members(transport, run, named)
@@ -237,47 +236,45 @@ MOST_NAMED = 3
 """Members that are named where none was."""
 
 
-def vouch_for(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
+def vouch_for(place: RunPlace, clear: bool = False) -> None:
     """Vouch for the newest versions of this folder's node, or of the first of these peers that answers.
+    `clear`: take the last vouch back instead.
 
     Raises: UserError.
     """
-    join, _ = joined_through(join)
-    owned = Ownership.find(run, data_dir)
-    versions = own_stands(owned, join).versions
-    for version in versions:
-        click.echo(f"fragment {version.fragment}: version {version.number} ({version.digest.hex()[:DIGITS]})")
-    members = sum(len(version.members) for version in versions)
-    click.echo(f"worked on by {counted(members, 'member')}")
-    publish(run, join, data_dir, lambda notice, _: msgspec.structs.replace(notice, vouch=versions))
+    versions: tuple[Vouch, ...] = ()
+    if not clear:
+        versions = own_stands(place).versions
+        for version in versions:
+            digest = version.digest.hex()[:DIGITS]
+            click.echo(f"fragment {version.fragment}: version {version.number} ({digest})")
+        members = sum(len(version.members) for version in versions)
+        click.echo(f"worked on by {counted(members, 'member')}")
+    publish(place, lambda notice, _: msgspec.structs.replace(notice, vouch=versions))
 
 
-def end_invite(run: str, word: str, join: tuple[str, ...], data_dir: Path | None, **how: bool) -> None:
+def end_invite(place: RunPlace, word: str, **how: bool) -> None:
     """Close or revoke an invite (`InviteEnd.of`). Raises: UserError."""
-    ended = InviteEnd.of(Ownership.find(run, data_dir), word, **how)
-    publish(run, join, data_dir, ended.make, ended.agree)
+    ended = InviteEnd.of(place.owned(), word, **how)
+    publish(place, ended.make, ended.agree)
 
 
-def lost_seats(run: str, join: tuple[str, ...], data_dir: Path | None) -> dict[str, str]:
+def lost_seats(place: RunPlace) -> dict[str, str]:
     """Find the peers that have a seat and are not here, by the names that they had."""
     seats: tuple[wire.SeatLine, ...] = ()
     with contextlib.suppress(UserError):
-        seats = own_stands(Ownership.find(run, data_dir), joined_through(join)[0]).seats
+        seats = own_stands(place).seats
     here = {line.name for line in seats if line.silent_s is not None and line.silent_s < LOST_S}
     return {line.name: line.peer for line in seats if line.name and line.name not in here}
 
 
-def without_vouch(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
-    """Take the last vouch back. Raises: UserError."""
-    publish(run, join, data_dir, lambda notice, _: msgspec.structs.replace(notice, vouch=()))
-
-
-def own_stands(owned: Ownership, join: tuple[str, ...]) -> wire.Stands:
+def own_stands(place: RunPlace) -> wire.Stands:
     """Ask the owner's node, or the peers that the owner names, what it stands on, and who has a seat.
 
     Raises: UserError (none that has trained tells; others that are members are named).
     """
     # Peers that the node has met are strangers: what one of those holds is not the owner's word.
+    owned, join = place.owned(), joined_through(place.join)[0]
     addresses = join or _own_addresses(owned)
     stands, others = visit(_stands(owned.run, addresses)) if addresses else (None, [])
     if stands is None:
@@ -289,7 +286,7 @@ def own_stands(owned: Ownership, join: tuple[str, ...]) -> wire.Stands:
     return stands
 
 
-def _own_addresses(owned: Ownership) -> tuple[str, ...]:
+def _own_addresses(owned: Ownership) -> Addresses:
     """List the addresses of the owner's nodes: of the folder with the key, and of the usual ones, if they
     are in the run."""
     usual = [folder for folder in usual_folders(None) if run_folder(folder, owned.run).exists()]
@@ -297,7 +294,7 @@ def _own_addresses(owned: Ownership) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-async def _stands(run: str, addresses: tuple[str, ...]) -> tuple[wire.Stands | None, list[str]]:
+async def _stands(run: str, addresses: Addresses) -> tuple[wire.Stands | None, list[str]]:
     async with visitor(addresses) as transport:
         for peer in peers_of(addresses):
             answer = await ask(transport, peer, wire.StandsQuery(run), wire.Stands)
@@ -541,9 +538,7 @@ Agree = Callable[[Notice, ReachedPeers], Awaitable[None]]
 
 
 def publish(
-    run: str,
-    join: tuple[str, ...],
-    data_dir: Path | None,
+    place: RunPlace,
     change: Change,
     agree: Agree | None = None,
     called: str = "",
@@ -553,9 +548,7 @@ def publish(
     `agree`: raises if the person does not agree, before anything is signed. `called`: name by which somebody
     may be meant.
     """
-    join, _ = joined_through(join)
-    owned = Ownership.find(run, data_dir)
-    addresses = tuple(dict.fromkeys([*join, *owned.addresses(())]))
+    owned, addresses = _owned(place)
     if not addresses:
         raise UserError("there is no peer to give the notice to", "name one: --join ADDRESS")
     notice, given = visit(_give(owned, addresses, change, agree, called))
@@ -570,8 +563,14 @@ def publish(
         )
 
 
+def _owned(place: RunPlace) -> tuple[Ownership, Addresses]:
+    """Find a run whose owner's key is here, and addresses of peers that may be in it. Raises: UserError."""
+    owned = place.owned()
+    return owned, tuple(dict.fromkeys([*joined_through(place.join)[0], *owned.addresses(())]))
+
+
 async def _give(
-    owned: Ownership, addresses: tuple[str, ...], change: Change, agree: Agree | None, called: str
+    owned: Ownership, addresses: Addresses, change: Change, agree: Agree | None, called: str
 ) -> tuple[Notice, int]:
     async with visitor(addresses) as transport:
         reached = await reach_members(transport, owned.run, peers_of(addresses), called)
@@ -590,19 +589,26 @@ async def _give(
 
 async def _newest(owned: Ownership, transport: Transport, peers: Iterable[str]) -> Notice:
     """Find the newest notice: the owner may have used another folder, and this one while peers are asked."""
-    newest = owned.notice or Notice(owned.run, 0)
-    for peer in peers:
-        answer = await ask(transport, peer, NoticeQuery(owned.run, newest.sequence), NoticeAnswer)
-        theirs = answer.notice if answer is not None else None
-        if theirs is not None and theirs.sequence > newest.sequence:
-            newest = theirs if is_true_notice(theirs, owned.run, owned.owners, verify) else newest
+    newest = await newest_notice(transport, peers, owned.notice or Notice(owned.run, 0), owned.owners)
     return max(owned.notice or newest, newest, key=lambda notice: notice.sequence)
+
+
+async def newest_notice(
+    transport: Transport, peers: Iterable[str], newest: Notice, owners: Sequence[str]
+) -> Notice:
+    """Find the newest notice of a run's owner: that one, or what these peers have."""
+    for peer in peers:
+        answer = await ask(transport, peer, NoticeQuery(newest.run, newest.sequence), NoticeAnswer)
+        theirs = (answer and answer.notice) or newest
+        if theirs.sequence > newest.sequence and is_true_notice(theirs, newest.run, owners, verify):
+            newest = theirs
+    return newest
 
 
 # Admission, seen from outside.
 
 
-def why_cannot_join(run: str, join: tuple[str, ...], folder: Path, timeout_s: float) -> str:
+def why_cannot_join(run: str, join: Addresses, folder: Path, timeout_s: float) -> str:
     """Say why this folder's node cannot join; empty: it can. Raises: UserError (there is nobody to ask)."""
     try:
         way = way_of(join, text=run) if is_link(run) else way_of(join, run)
@@ -624,9 +630,7 @@ def why_cannot_join(run: str, join: tuple[str, ...], folder: Path, timeout_s: fl
         return f"no answer within {timeout_s:g} s"
 
 
-async def _asked(
-    wanted: str, invite: Invite | None, addresses: tuple[str, ...], me: str, timeout_s: float
-) -> str:
+async def _asked(wanted: str, invite: Invite | None, addresses: Addresses, me: str, timeout_s: float) -> str:
     joined = peers_of(addresses)
     async with asyncio.timeout(timeout_s), visitor(addresses) as transport:
         run = await _run_id(transport, wanted, joined)

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.data_dir import Files, try_file, try_folder
-from p2pdiloco.cli.options import AS_JSON, FILE, Number, example, join_option, patience_option
+from p2pdiloco.cli.options import AS_JSON, FILE, Addresses, Number, example, join_option, patience_option
 from p2pdiloco.config.manifest import BYTES, Dtype
 from p2pdiloco.config.values import expanded
 from p2pdiloco.errors import UserError, clean
@@ -56,7 +56,7 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_result(
-    join: tuple[str, ...],
+    join: Addresses,
     data_dir: Path | None,
     checkpoint: Path | None,
     tokenizer: Path | None,
@@ -83,7 +83,7 @@ def read_result(
 
 
 def _read(
-    join: tuple[str, ...], data_dir: Path | None, checkpoint: Path | None, run: str, timeout_s: float
+    join: Addresses, data_dir: Path | None, checkpoint: Path | None, run: str, timeout_s: float
 ) -> RunResult:
     given = sum(map(bool, (join, data_dir, checkpoint)))
     if given != 1 and (checkpoint or not join):
@@ -105,7 +105,7 @@ def _read(
     return result
 
 
-def _running_there(folder: Path) -> tuple[str, ...]:
+def _running_there(folder: Path) -> Addresses:
     """List the addresses of the node that runs with that folder; none: no node does."""
     from p2pdiloco.adapters.data_dir import is_in_use
     from p2pdiloco.daemon.run_files.known_runs import load_own_addresses

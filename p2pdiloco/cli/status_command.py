@@ -38,6 +38,7 @@ from p2pdiloco.adapters.data_dir import is_in_use
 from p2pdiloco.adapters.hivemind_net import DIALLED_BEFORE, HivemindTransport, why_unreached
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.cli.interrupt import orderly
+from p2pdiloco.cli.options import Addresses
 from p2pdiloco.config.settings import StatusSettings, WatchSettings
 from p2pdiloco.core.api.types import Seat
 from p2pdiloco.daemon import wire
@@ -73,9 +74,11 @@ from p2pdiloco.daemon.network.discovery import ask, ask_status, listed_members
 from p2pdiloco.daemon.owner.control import away_words, state_here
 from p2pdiloco.daemon.run_files.known_runs import (
     ListedRun,
+    PublishedRun,
     RunSearch,
     load_own_addresses,
     peers_of,
+    pull_run,
     usual_folders,
 )
 from p2pdiloco.daemon.run_files.ownership import Ownership
@@ -127,7 +130,7 @@ class Unreachable(UserError):
     exit_status = 4
 
 
-def local_addresses(folder: Path | None) -> tuple[str, ...]:
+def local_addresses(folder: Path | None) -> Addresses:
     """List the addresses of the node or bootstrap that runs here with this folder, by default the usual ones.
 
     Raises:
@@ -178,7 +181,7 @@ async def _report(settings: StatusSettings) -> StatusReport:
 
 @contextlib.asynccontextmanager
 async def visiting(
-    join: tuple[str, ...], search: Search, timeout_s: float
+    join: Addresses, search: Search, timeout_s: float
 ) -> AsyncIterator[tuple[Transport, StatusReport]]:
     """Visit a run: the transport, and the first good answer, which is waited for so long at most.
 
@@ -310,7 +313,25 @@ class Search:
         return await listed_members(transport, run, self._refusals.__setitem__)
 
 
-def list_members(run: str, join: tuple[str, ...], data_dir: Path | None) -> None:
+async def run_of(transport: Transport, report: StatusReport, hosts: Iterable[str]) -> PublishedRun:
+    """Get the run that a member told about, from whoever has its true manifest.
+
+    Raises: UserError (nobody gives it, or it is not valid).
+    """
+    asked = [report.answered_by, *(peer for peer in hosts if peer != report.answered_by)]
+    try:
+        run = await pull_run(transport, ListedRun(report.run_id, [report.run_name]), asked)
+    except RemoteError as error:
+        raise UserError(f"the manifest of {clean(report.run_name)} is not valid: {error}") from error
+    if run is None:
+        raise UserError(
+            f"nobody gives the manifest of {clean(report.run_name)}",
+            "try again, or join through another peer",
+        )
+    return run
+
+
+def list_members(run: str, join: Addresses, data_dir: Path | None) -> None:
     """Print whose seats stand in a run, and which other members there are, as one member says.
 
     Raises: as `run`.
@@ -330,7 +351,7 @@ def list_members(run: str, join: tuple[str, ...], data_dir: Path | None) -> None
         print(_line(row.name, row.peer, row.last_seen_s))
 
 
-async def _standing(run: str, join: tuple[str, ...]) -> tuple[StatusReport, wire.Stands]:
+async def _standing(run: str, join: Addresses) -> tuple[StatusReport, wire.Stands]:
     async with visiting(join, Search(run, peers_of(join)), StatusSettings().timeout_s) as (transport, report):
         told = await ask(transport, report.answered_by, wire.StandsQuery(report.run_id), wire.Stands)
         if told is None:
@@ -523,7 +544,7 @@ def visit(body: Coroutine[Any, Any, T]) -> T:
 
 @contextlib.asynccontextmanager
 async def visitor(
-    join: tuple[str, ...], listen: Sequence[str] = LISTEN, options: P2PDOptions = ASKS_ONLY
+    join: Addresses, listen: Sequence[str] = LISTEN, options: P2PDOptions = ASKS_ONLY
 ) -> AsyncIterator[HivemindTransport]:
     """A transport of an identity that exists only here. Without peers to join it is alone at first.
 

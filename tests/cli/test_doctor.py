@@ -60,8 +60,8 @@ async def test_whatever_fails_is_a_line_with_a_bound_in_time() -> None:
     told = await found(hangs, 0.01)
     assert told.level is Level.SKIPPED and "longer than 0.01 s" in told.words
     assert exit_status([good("a", "b"), told]) == 0
-    assert exit_status([Diagnosis("a", Level.WARNING, "")]) == 1
-    assert exit_status([Diagnosis("a", Level.BAD, ""), Diagnosis("a", Level.WARNING, "")]) == 2
+    assert exit_status([Diagnosis(Level.WARNING, "a", "")]) == 1
+    assert exit_status([Diagnosis(Level.BAD, "a", ""), Diagnosis(Level.WARNING, "a", "")]) == 2
 
 
 async def test_all_of_it_ends_in_time() -> None:

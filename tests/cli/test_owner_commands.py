@@ -16,6 +16,7 @@ from daemon_kit import served_runs
 
 from p2pdiloco.cli import owner_notice, status_command
 from p2pdiloco.cli.group import cli
+from p2pdiloco.cli.options import RunPlace
 from p2pdiloco.cli.owner_notice import (
     LEAD_SHARE,
     AmendmentWish,
@@ -259,16 +260,16 @@ def test_lost_is_whoever_was_silent_for_a_minute_and_no_other_of_that_name_is_he
 ) -> None:
     monkeypatch.setattr(Ownership, "find", lambda *_: None)
     monkeypatch.setattr(owner_notice, "own_stands", lambda *_: STANDS)
-    assert owner_notice.lost_seats("any", (), None) == {"ben": OLD, "eve": BEN}
+    assert owner_notice.lost_seats(RunPlace("any", (), None)) == {"ben": OLD, "eve": BEN}
     both = msgspec.structs.replace(STANDS, seats=(*STANDS.seats, seat_line(KEY, "ben", 1)))
     monkeypatch.setattr(owner_notice, "own_stands", lambda *_: both)
-    assert owner_notice.lost_seats("any", (), None) == {"eve": BEN}
+    assert owner_notice.lost_seats(RunPlace("any", (), None)) == {"eve": BEN}
 
     def nobody(*_: Any) -> None:
         raise UserError("nobody is reached")
 
     monkeypatch.setattr(owner_notice, "own_stands", nobody)
-    assert owner_notice.lost_seats("any", (), None) == {}
+    assert owner_notice.lost_seats(RunPlace("any", (), None)) == {}
 
 
 def test_members_lists_seats_with_their_papers_and_then_the_others(
@@ -357,7 +358,7 @@ def test_the_node_of_the_usual_folder_is_the_owner_s_also_beside_a_bootstrap_s(
     tmp_path: Path, run: PublishedRun, published: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     start_own_node(run)
-    owner_notice.vouch_for("test", (), tmp_path / "boot")
+    owner_notice.vouch_for(RunPlace("test", (), tmp_path / "boot"))
     assert published == ["test"] and "fragment 0: version 3" in capsys.readouterr().out
 
 
@@ -365,9 +366,9 @@ def test_a_stranger_is_named_and_not_vouched_for(
     tmp_path: Path, run: PublishedRun, published: list[str]
 ) -> None:
     with pytest.raises(UserError, match="no node of yours that has trained") as caught:
-        owner_notice.vouch_for("test", (), tmp_path / "boot")
+        owner_notice.vouch_for(RunPlace("test", (), tmp_path / "boot"))
     assert caught.value.hint == "name the node whose state you trust: --join ADDRESS"
     assert list(caught.value.details) == [f"eve· is at {address(STRANGER)}"]
     assert not published
-    owner_notice.vouch_for("test", (address(STRANGER),), tmp_path / "boot")
+    owner_notice.vouch_for(RunPlace("test", (address(STRANGER),), tmp_path / "boot"))
     assert published == ["test"], "the owner has named it"
