@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import asdict
 from rich.console import Group, RenderableType
@@ -221,19 +222,10 @@ class _Collector:
             lines += rows
         self._names.update((line.peer, line.name) for line in lines if line.name)
         unique = {line.peer: line for line in lines}
-        return [
-            CreditRow(
-                line.peer,
-                line.fragment_tokens,
-                line.fragment_tokens // first.fragments,
-                line.claimed_tokens,
-                line.inner_steps,
-                line.contributions,
-                line.first_s,
-                line.last_s,
-            )
-            for line in unique.values()
-        ]
+        figures = (
+            asdict(line) | {"tokens": line.fragment_tokens // first.fragments} for line in unique.values()
+        )
+        return [msgspec.convert(each, CreditRow) for each in figures]
 
     # --- the history itself --------------------------------------------------------------------------
 

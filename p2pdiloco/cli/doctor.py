@@ -33,10 +33,11 @@ from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.hivemind_net import HivemindTransport, why_unreached
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.cli.options import Diagnosis, bad, good, skipped, warning
+from p2pdiloco.cli.run_commands import MEMBERS, STEP_TIMES_S
 from p2pdiloco.cli.status_command import visitor
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import ANY_ADDRESS, DoctorSettings, NodeSettings
-from p2pdiloco.config.values import DNSADDR, expanded, peer_in, rate_text, size_text
+from p2pdiloco.config.values import DNSADDR, expanded, peer_in, size_text
 from p2pdiloco.core.api.types import REACH_WORDS, Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission import joined_through_before
@@ -60,7 +61,7 @@ from p2pdiloco.release import VERSION, WIRE_VERSION
 
 CHECK_S = 20.0
 LINK_S = 45.0
-MEMBERS = 3
+MOST_MET = 3
 """Members met before that are dialled."""
 
 
@@ -120,7 +121,7 @@ def addresses_to_dial(
     if settings.join or not data_dir.is_dir():
         return settings.join, frozenset()
     told = joined_through_before(NodeSettings(data_dir=data_dir, run=settings.run))
-    members = [address for address in load_peers(data_dir)[-MEMBERS:] if address not in told]
+    members = [address for address in load_peers(data_dir)[-MOST_MET:] if address not in told]
     met = frozenset(map(peer_in, (*own, *members))) - frozenset(map(peer_in, told))
     return tuple(dict.fromkeys([*own, *told, *members])), met
 
@@ -627,10 +628,6 @@ def likely_obstacle() -> str:
 
 # The run: what it takes of this machine, and what the link to its peers carries of it.
 
-STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
-MEMBERS_CHECKED = 8
-"""Number of members that is reckoned with where the run does not say."""
-
 
 async def find_run(
     transport: Transport, wanted: str, peers: Sequence[str]
@@ -688,13 +685,12 @@ async def check_link(transport: Transport, peer: str, manifest: Manifest | None)
         measured = await measure(transport, peer)
     except UserError as error:  # a peer that measures with somebody else is nothing bad
         return [skipped("link", str(error), error.hint)]
-    up, down = rate_text(measured.upload_bits_per_s), rate_text(measured.download_bits_per_s)
-    words = f"{up}bit/s up, {down}bit/s down, round trip {measured.round_trip_s * 1e3:.3g} ms to …{peer[-6:]}"
+    words = f"{measured.words()} to …{peer[-6:]}"
     if manifest is None:
         return [good("link", words)]
     from p2pdiloco.daemon.network.link import demand
 
-    members = manifest.group.expected_members or MEMBERS_CHECKED
+    members = manifest.group.expected_members or MEMBERS
     demands = [demand(manifest, measured.link, members, step_s) for step_s in STEP_TIMES_S]
     carried = next((needed for needed in demands if needed.carried and needed.every == 1), None)
     more = "p2pdiloco plan --join ADDRESS says more"

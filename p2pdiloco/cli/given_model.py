@@ -77,7 +77,7 @@ from p2pdiloco.tasks.hub_models import (
     with_defaults,
 )
 from p2pdiloco.tasks.own_tasks import specs_from_texts
-from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.registry import numel_of, task_of
 from p2pdiloco.tasks.task import constants_of
 from p2pdiloco.util import DAMAGE, Frozen, Values
 
@@ -145,13 +145,17 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
     return replace(manifest, run=run), given
 
 
-def with_given_model(source: Path | None, architecture: str, base: Manifest) -> tuple[Manifest, Arrays]:
+def with_given_model(
+    source: Path | None, architecture: str, base: Manifest
+) -> tuple[Manifest, Arrays | None]:
     """Do that with the model at `source`, or a new one of an architecture: a config.json, its folder, or a
-    name. With AdamW, whatever `base` has.
+    name. With AdamW, whatever `base` has; neither is given: as it is.
 
     Raises:
         UserError: both are given, or one is not what it should be.
     """
+    if source is None and not architecture:
+        return base, None
     base = for_other_model(base)
     if source is not None:
         if architecture:
@@ -289,8 +293,7 @@ def _fitting(manifest: Manifest) -> Manifest:
     sample = manifest.model.get("context_tokens", 1)
     if not isinstance(sample, int) or manifest.inner.tokens_per_step % sample == 0:
         return manifest
-    tokens = max(1, manifest.inner.tokens_per_step // sample) * sample
-    return replace(manifest, inner=replace(manifest.inner, tokens_per_step=tokens))
+    return _with_step(manifest, max(1, manifest.inner.tokens_per_step // sample) * sample)
 
 
 # Settings, and how a person changes any run's.
@@ -350,8 +353,7 @@ def with_room(manifest: Manifest, wish: TrainingWish, is_given: bool) -> Manifes
         manifest = for_length(manifest, wish.length)
     if wish.context is None and not wish.is_chosen(is_given):
         return manifest
-    inner = replace(manifest.inner, tokens_per_step=MOST_CONTEXT)
-    return replace(manifest, inner=inner)
+    return _with_step(manifest, MOST_CONTEXT)
 
 
 def with_context(manifest: Manifest, wish: TrainingWish, is_given: bool, step_tokens: int) -> Manifest:
@@ -465,7 +467,7 @@ def _context_words(context: object, wish: TrainingWish, own: object) -> str:
 
 
 def _rate_words(manifest: Manifest, wish: TrainingWish) -> str:
-    inner, numel = manifest.inner, _numel(manifest)
+    inner, numel = manifest.inner, numel_of(manifest)
     why = "as --learning-rate says" if wish.learning_rate else f"as in {row_for(numel).sources}"
     warmup = warmup_steps(inner_steps_of(manifest))
     return (
@@ -504,9 +506,5 @@ def settings_warnings(manifest: Manifest, wish: TrainingWish) -> list[str]:
         f"{counted(merges, 'merge')} of each fragment: {LEAST_MERGES} are wanted; take more --tokens or "
         "--epochs, fewer --expected-members, or a shorter --context"
     )
-    found = too_large(manifest.inner.learning_rate, _numel(manifest), kind)
+    found = too_large(manifest.inner.learning_rate, numel_of(manifest), kind)
     return ([found] if found else []) + ([few] if is_chosen and merges < LEAST_MERGES else [])
-
-
-def _numel(manifest: Manifest) -> int:
-    return sum(spec.numel for spec in task_of(manifest).specs())

@@ -351,20 +351,20 @@ TIMEOUT_S = 45.0
 """Time of the whole measurement: more than its parts take on the slowest link that can be measured."""
 
 
-def measured_link(join: str, run: str, with_manifest: bool) -> tuple[MeasuredLink, Manifest | None]:
-    """The link to a peer (a checked multiaddr), and, if wanted, the manifest of the run that it lists.
+def measured_link(join: str, run: str, manifest: Manifest | None) -> tuple[MeasuredLink, Manifest]:
+    """The link to a peer (a checked multiaddr), and that manifest, or that of the run that the peer lists.
 
     Raises:
         UserError: the peer is not there, refuses, is too old, lists no such run or several.
     """
-    return visit(_visit(join, run, with_manifest))
+    return visit(_visit(join, run, manifest))
 
 
-async def _visit(join: str, run: str, with_manifest: bool) -> tuple[MeasuredLink, Manifest | None]:
+async def _visit(join: str, run: str, manifest: Manifest | None) -> tuple[MeasuredLink, Manifest]:
     peer = peer_in(join)
     try:
         async with asyncio.timeout(TIMEOUT_S), visitor((join,)) as transport:
-            manifest = await listed_manifest(transport, peer, run) if with_manifest else None
+            manifest = manifest or await listed_manifest(transport, peer, run)
             return await measure(transport, peer), manifest
     except TimeoutError:
         raise UserError(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from p2pdiloco.adapters.data_dir import try_file
+from p2pdiloco.adapters.data_dir import storage_errors, try_file
 from p2pdiloco.cli.options import (
     FILE,
     Addresses,
@@ -83,10 +83,8 @@ def save_qr(word: str, path: Path) -> None:
     import segno
 
     code = segno.make(word.upper(), error="m", micro=False)
-    try:
+    with storage_errors("write", path):
         code.save(str(path), kind=path.suffix.lower()[1:], scale=SCALE, border=BORDER)
-    except OSError as error:
-        raise StorageError(f"--qr-file {path} cannot be written: {error.strerror}") from error
 
 
 # Invites and links: a run as one word.

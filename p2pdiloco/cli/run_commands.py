@@ -11,13 +11,13 @@ import json
 import os
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
 from msgspec.structs import replace
 
-from p2pdiloco.adapters.data_dir import own_peer, try_file
+from p2pdiloco.adapters.data_dir import own_peer, storage_errors, try_file
 from p2pdiloco.cli.given_wish import TrainingWish, check_countable, count_tokens, with_data, with_wish
 from p2pdiloco.cli.options import AS_JSON, FILE, Number, WholeSentences, example, joined_through
 from p2pdiloco.cli.owner_commands import amend, link
@@ -34,8 +34,8 @@ from p2pdiloco.config.presets import (
 )
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.values import expanded, parse_rate, rate_text, size_text
-from p2pdiloco.errors import InvariantViolation, StorageError, UserError, install_hint
-from p2pdiloco.tasks.registry import load_manifest, manifest_from_table, render_toml, task_of
+from p2pdiloco.errors import UserError, install_hint
+from p2pdiloco.tasks.registry import load_manifest, manifest_from_table, numel_of, render_toml
 
 if TYPE_CHECKING:
     from p2pdiloco.adapters.result_file import Arrays
@@ -147,7 +147,7 @@ def new(
     tokenizer: str | None,
     data: str,
     end_of_document: str,
-    admission: str,
+    admission: Literal["open", "invite", "list"],
     is_open: bool,
     seats: tuple[str, ...],
     data_dir: Path | None,
@@ -174,22 +174,21 @@ def new(
         check_countable(manifest.data, path)
     group = replace(manifest.group, expected_members=expected_members)
     manifest = replace(manifest, group=group)
-    if source is not None:
-        from p2pdiloco.cli.given_model import opened
+    from p2pdiloco.cli.given_model import opened, with_context, with_given_model, with_room
 
-        source = opened(source, out, tokenizer is None)
-    from p2pdiloco.cli.given_model import with_context, with_room
-
+    source = opened(source, out, tokenizer is None)
     is_given, usual = source is not None, manifest.inner.tokens_per_step
-    manifest, parameters = _with_model(with_room(manifest, wish, is_given), source, architecture)
+    manifest = with_room(manifest, wish, is_given)
+    manifest, parameters = with_given_model(source, architecture, manifest)
     manifest, _ = with_data(manifest, data)  # (a checkpoint brings its run's)
     own = manifest.model.get("context_tokens")
     manifest = with_context(manifest, wish, is_given, usual)
     manifest, content = _with_tokenizer(manifest, tokenizer, end_of_document, source, architecture)
     manifest = _with_settings(manifest, wish, is_given, content, path, own)
-    manifest = _with_admission(manifest, "open" if is_open else admission, [_own_peer(data_dir), *seats])
+    seated = [_own_peer(data_dir), *seats]
     recovery = out.with_suffix(".recovery.key")
-    manifest = replace(manifest, admission=replace(manifest.admission, recovery=_peer_of(recovery)))
+    section = AdmissionSection(mode="open" if is_open else admission, recovery=_peer_of(recovery))
+    manifest = with_seats(replace(manifest, admission=section), seated)
     text = render_toml(manifest)
     manifest_from_table(tomllib.loads(text), "the new run")  # what is written is what every node accepts
     # What it names comes first: a run.toml is never without it.
@@ -231,14 +230,6 @@ def _peer_of(path: Path) -> str:
 def _own_peer(data_dir: Path | None) -> str:
     """Find the peer id of this machine's node. Raises: ConfigError, StorageError."""
     return own_peer(expanded(data_dir or NodeSettings().data_dir), parents=data_dir is None)
-
-
-def _with_model(manifest: Manifest, source: Path | None, architecture: str) -> tuple[Manifest, Arrays | None]:
-    if source is None and not architecture:
-        return manifest, None
-    from p2pdiloco.cli.given_model import with_given_model
-
-    return with_given_model(source, architecture, manifest)
 
 
 def _with_tokenizer(
@@ -299,11 +290,8 @@ def _save_what_it_names(out: Path, parameters: Arrays | None, content: bytes | N
 
 
 def _write(out: Path, text: str, force: bool) -> None:
-    try:
-        with out.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise StorageError(f"{out}: cannot be written: {error.strerror}") from error
+    with storage_errors("write", out), out.open("w" if force else "x", encoding="utf-8") as file:
+        file.write(text)
     click.echo(os.fsencode(out))  # (a name that need not be text)
 
 
@@ -322,11 +310,6 @@ def _list_words(manifest: Manifest) -> str:
         "\nand put every node on the list, the first one, too; each prints its peer id when it starts:\n"
         f"  p2pdiloco admit {manifest.run.name} PEER"
     )
-
-
-def _with_admission(manifest: Manifest, mode: str, seats: list[str]) -> Manifest:
-    section = msgspec.convert({"mode": mode}, AdmissionSection)
-    return with_seats(replace(manifest, admission=section), seats)
 
 
 @run_group.command("check", epilog=example("run check"))
@@ -371,7 +354,7 @@ def check(file: Path) -> None:
     for line in _footprint_lines(manifest):
         click.echo(line)
     click.echo(f"manifest digest: {digest} (not the run's id, which depends on its owner, too)")
-    for doubt in warnings_about(manifest, _numel(manifest), ids):
+    for doubt in warnings_about(manifest, numel_of(manifest), ids):
         click.echo(f"warning: {doubt}", err=True)
 
 
@@ -384,7 +367,7 @@ def _data_words(data: DataSection) -> str:
 
 
 def _size(manifest: Manifest) -> str:
-    return f"{manifest.run.task}, {_numel(manifest) / 1e6:.3g} M parameters"
+    return f"{manifest.run.task}, {numel_of(manifest) / 1e6:.3g} M parameters"
 
 
 def _footprint_lines(manifest: Manifest) -> list[str]:
@@ -407,10 +390,6 @@ def _footprint_lines(manifest: Manifest) -> list[str]:
         f"{size_text(learner)} on its device, or devices together, {once}{beside}",
         f"disk of a node: about {size_text(takes.disk_bytes)}, and up to {size_text(LOG_BYTES)} of logs",
     ]
-
-
-def _numel(manifest: Manifest) -> int:
-    return sum(spec.numel for spec in task_of(manifest).specs())
 
 
 # `p2pdiloco plan`: what a run asks of a link, and what the link could carry.
@@ -476,10 +455,14 @@ def plan(
     if not upload and not join:
         raise UserError("plan needs a link: --upload RATE or --join ADDRESS", "for example --upload 20Mbit")
     given_up, given_down = parse_rate(upload, "--upload"), parse_rate(download, "--download")
-    measured, listed = _measured(join, run, with_manifest=own is None) if join else (None, None)
-    manifest = own or listed
-    if manifest is None:
-        raise InvariantViolation("a plan without a manifest")
+    measured, manifest = None, own
+    if join:
+        from p2pdiloco.cli.live_result import measured_link
+
+        addresses, run = joined_through([join], run)
+        # Any of them: it is one link that is measured.
+        measured, manifest = measured_link(addresses[0], run, own)
+    assert manifest is not None
     # Imported here so that --help does not pay for torch.
     from p2pdiloco.daemon.budgets import LinkCapacity
     from p2pdiloco.daemon.network.link import advise, demand
@@ -504,19 +487,8 @@ def plan(
     _table(manifest, members, rows)
 
 
-def _measured(join: str, run: str, with_manifest: bool) -> tuple[MeasuredLink, Manifest | None]:
-    addresses, run = joined_through([join], run)
-    from p2pdiloco.cli.live_result import measured_link
-
-    return measured_link(addresses[0], run, with_manifest)  # any of them: it is one link that is measured
-
-
 def _measured_row(measured: MeasuredLink) -> str:
-    up, down = rate_text(measured.upload_bits_per_s), rate_text(measured.download_bits_per_s)
-    return (
-        f"measured: {up}bit/s up, {down}bit/s down, round trip {measured.round_trip_s * 1e3:.3g} ms "
-        f"({measured.moved_bytes / 2**20:.1f} MiB in {measured.took_s:.1f} s)"
-    )
+    return f"measured: {measured.words()} ({measured.moved_bytes / 2**20:.1f} MiB in {measured.took_s:.1f} s)"
 
 
 def _table(manifest: Manifest, members: int, rows: list[tuple[Demand, Advice | None]]) -> None:

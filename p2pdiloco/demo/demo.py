@@ -26,7 +26,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from p2pdiloco.adapters.data_dir import try_file
+from p2pdiloco.adapters.data_dir import storage_errors, try_file
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_bytes, for_run, with_schedule, without_end
 from p2pdiloco.config.settings import DemoSettings
@@ -355,10 +355,8 @@ class Interrupted(BaseException):
 
 def write_file(path: Path, data: bytes) -> None:
     """Raises: StorageError."""
-    try:
+    with storage_errors("write", path):
         path.write_bytes(data)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 @contextmanager
@@ -500,26 +498,15 @@ def _note(at_s: float, text: str) -> Text:
 
 
 def _line(chronicle: Chronicle, elapsed_s: float) -> str:
+    measured = [f"held-out {loss_text(loss)}" for _, loss in chronicle.heldout_losses()[-1:]]
     nodes = [f"{n.name} {_step(n)}" for n in chronicle.nodes.values()]
-    heldout = newest_heldout(chronicle)
-    words = (
-        f"{elapsed_s:6.1f} s  held-out {loss_text(heldout)}  "
-        if heldout is not None
-        else f"{elapsed_s:6.1f} s  "
-    )
-    return f"{words}{chronicle.updates()} outer updates  " + "  ".join(nodes)
+    return "  ".join([f"{elapsed_s:6.1f} s", *measured, f"{chronicle.updates()} outer updates", *nodes])
 
 
 def _step(node: NodeTrace) -> str:
     if node.state != "training" or node.last is None:
         return node.state
     return f"step {node.last.inner_step} loss {loss_text(node.last.loss)}"
-
-
-def newest_heldout(chronicle: Chronicle) -> float | None:
-    """The newest held-out loss that any node has measured."""
-    points = chronicle.heldout_losses()
-    return points[-1][1] if points else None
 
 
 def _nodes(chronicle: Chronicle, width: int) -> Table:

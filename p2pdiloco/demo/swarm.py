@@ -25,16 +25,17 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from p2pdiloco.adapters.data_dir import storage_errors
 from p2pdiloco.adapters.event_reader import EventReader
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import with_seats
 from p2pdiloco.config.settings import ENVIRONMENT_PREFIX
 from p2pdiloco.demo.guard import Guard
-from p2pdiloco.errors import P2PDilocoError, StorageError
+from p2pdiloco.errors import P2PDilocoError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.lifeline import save_takes_s
-from p2pdiloco.tasks.registry import render_toml, task_of
+from p2pdiloco.tasks.registry import numel_of, render_toml
 from p2pdiloco.util import Action, Frozen
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
@@ -76,10 +77,8 @@ class SwarmNode:
         self.wrapper: list[str] = []
         """Words before the command: what puts it into a network namespace, for instance."""
         self._guard = guard
-        try:
+        with storage_errors("make", data_dir):
             data_dir.mkdir(parents=True)
-        except OSError as error:
-            raise StorageError(f"{data_dir}: cannot be made: {error.strerror}") from error
         guard.adopt(socket_folder(data_dir))
         self.peer = Identity.load_or_create(data_dir / "identity.key").peer_id
         self._process: subprocess.Popen[bytes] | None = None
@@ -205,7 +204,7 @@ class Swarm:
             StorageError: a data folder cannot be made, or the file not be written.
         """
         self._folder = folder
-        self.leave_s = LEAVE_S + save_takes_s(sum(spec.numel for spec in task_of(manifest).specs()))
+        self.leave_s = LEAVE_S + save_takes_s(numel_of(manifest))
         """Time that a node may take to leave."""
         self._min_step_s = min_step_s
         self.guard = Guard()
@@ -218,10 +217,8 @@ class Swarm:
         for _ in range(nodes):
             self.add_node()
         seated = with_seats(manifest, [*(node.peer for node in self.nodes), *manifest.admission.seats])
-        try:
+        with storage_errors("write", run_file):
             run_file.write_text(render_toml(seated), encoding="utf-8")
-        except OSError as error:
-            raise StorageError(f"{run_file}: cannot be written: {error.strerror}") from error
 
     def add_node(self) -> SwarmNode:
         """One more node, with a folder and an identity of its own; not started yet. Raises: StorageError."""

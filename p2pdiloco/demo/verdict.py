@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from p2pdiloco.adapters.data_dir import storage_errors
 from p2pdiloco.demo.swarm import WARM_UP_LINES, Chronicle, NodeTrace
-from p2pdiloco.errors import StorageError
 from p2pdiloco.util import Frozen
 
 
@@ -189,9 +189,8 @@ def save_figure(figure: Any, path: Path) -> None:
 
     figure.tight_layout()
     try:
-        figure.savefig(path, format="png")
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+        with storage_errors("write", path):
+            figure.savefig(path, format="png")
     finally:
         pyplot.close(figure)
 

@@ -96,6 +96,11 @@ def task_of(manifest: Manifest, tokenizer_file: bytes | None = None) -> Task:
     return task
 
 
+def numel_of(manifest: Manifest) -> int:
+    """Number of parameters of a run. Raises: as `task_of`."""
+    return sum(spec.numel for spec in task_of(manifest).specs())
+
+
 def _out_of_bounds(task: Task) -> str | None:
     fragments, specs = task.manifest.sync.fragments, task.specs()
     if len(specs) > MAX_TENSORS:

@@ -42,6 +42,7 @@ from typing import Literal, TypeVar
 
 from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.adapters.framing import RefusedByPeer
+from p2pdiloco.config.values import rate_text
 from p2pdiloco.core.api.reasons import ProbeRefusal
 from p2pdiloco.core.api.types import Reach
 from p2pdiloco.daemon import wire
@@ -462,6 +463,11 @@ class MeasuredLink(Frozen):
     def link(self) -> LinkCapacity:
         """Measured rates and latency as `daemon.network.link` takes them."""
         return LinkCapacity(self.upload_bits_per_s, self.download_bits_per_s, self.round_trip_s / 2)
+
+    def words(self) -> str:
+        """Word the rates and the round trip."""
+        up, down = rate_text(self.upload_bits_per_s), rate_text(self.download_bits_per_s)
+        return f"{up}bit/s up, {down}bit/s down, round trip {self.round_trip_s * 1e3:.3g} ms"
 
 
 T = TypeVar("T")

@@ -68,7 +68,7 @@ from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.ranks import out_of_memory
 from p2pdiloco.ports import Transport
-from p2pdiloco.tasks.registry import load_manifest, task_of
+from p2pdiloco.tasks.registry import load_manifest, numel_of, task_of
 from p2pdiloco.tasks.task import constants_of
 from p2pdiloco.tasks.tokens import read_tokenizer
 from p2pdiloco.tensors.codecs import bytes_of, codec
@@ -103,7 +103,7 @@ def room_for(manifest: Manifest) -> Iterator[None]:
         UserError: it does not fit, or its task is not installed.
         ConfigError: as `tasks.registry.task_of`.
     """
-    numel = sum(spec.numel for spec in task_of(manifest).specs())
+    numel = numel_of(manifest)
     needed = vault_bytes(numel, manifest.codec.contribution)
     # Asked first: Linux gives memory that it does not have, and ends somebody when that is used.
     if needed > free_memory_bytes():
@@ -388,7 +388,7 @@ async def given_constants(
     empty = _empty_constants(manifest)
     if not empty:
         return {}
-    before = 4 * sum(spec.numel for spec in task_of(manifest).specs())
+    before = 4 * numel_of(manifest)
     return await _pulled(transport, run, peers, empty, before, str(manifest.model["constants_sum"]))
 
 

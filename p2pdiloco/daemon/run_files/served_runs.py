@@ -474,9 +474,9 @@ def _warn(path: Path, manifest: Manifest) -> None:
             "%s: no peer has a seat, so nobody makes a version until its owner says: %s", path, hint
         )
     from p2pdiloco.config.presets import warnings_about
-    from p2pdiloco.tasks.registry import task_of
+    from p2pdiloco.tasks.registry import numel_of
 
-    for doubt in warnings_about(manifest, sum(spec.numel for spec in task_of(manifest).specs())):
+    for doubt in warnings_about(manifest, numel_of(manifest)):
         logger.warning("%s: %s", path, doubt)
 
 
