@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from p2pdiloco.cli.charts import ChartPlace, Target
 from p2pdiloco.cli.options import (
     FILE,
-    Addresses,
     Diagnosis,
     Level,
     Number,
@@ -48,7 +47,7 @@ from p2pdiloco.config.settings import (
     check_node,
     known_variable,
 )
-from p2pdiloco.config.values import expanded
+from p2pdiloco.config.values import Addresses, expanded
 from p2pdiloco.errors import UserError, clean, json_line
 from p2pdiloco.util import Values
 

@@ -28,12 +28,11 @@ from rich.table import Table
 from rich.text import Text
 
 from p2pdiloco.adapters.data_dir import Files
-from p2pdiloco.cli.options import Addresses
 from p2pdiloco.cli.owner_notice import ReachedPeers, find_peer, reach_members
 from p2pdiloco.cli.status_command import Search, run_of, visiting
 from p2pdiloco.config.manifest import SignedManifest, check_signature, decode_signed, encode_signed, run_id
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.values import expanded
+from p2pdiloco.config.values import Addresses, expanded
 from p2pdiloco.core.api.types import Vouch
 from p2pdiloco.credits import (
     MAX_CERTIFICATE_BYTES,

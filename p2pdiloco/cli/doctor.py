@@ -65,26 +65,21 @@ MOST_MET = 3
 """Members met before that are dialled."""
 
 
-def _all(look: Callable[[], Iterable[Diagnosis]]) -> list[Diagnosis]:
-    return list(look())
+Look = Callable[[], Awaitable[Iterable[Diagnosis]]]
+Check = tuple[str, Look, float]
+"""Name of a check, what it looks with, and within how many seconds."""
+
+
+def _here(look: Callable[[], Iterable[Diagnosis]]) -> Look:
+    """Make a look at this machine one that keeps nobody waiting."""
+    return partial(asyncio.to_thread, lambda: list(look()))
 
 
 async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
     """Look at everything, and tell of each thing when it was looked at."""
     data_dir = expanded(settings.data_dir or NodeSettings().data_dir)
-    local: dict[str, Callable[[], Iterable[Diagnosis]]] = {
-        "python": python_here,
-        "memory": partial(memory_and_disk, data_dir),
-        "limits": files_limit,
-        "folder": partial(data_folder, data_dir),
-        "processes": leftovers,
-    }
-    for check, look in local.items():
-        async for found in findings_of(check, partial(asyncio.to_thread, _all, look), CHECK_S):
-            yield found
-    async for found in findings_of("torch", torch_here, TORCH_S):
-        yield found
-    with suppress(StorageError):  # said above
+    runs_here, own = False, list[str]()
+    with suppress(StorageError):  # which the check of the folder says
         runs_here = data_dir.is_dir() and is_in_use(data_dir)
         own = load_own_addresses(data_dir)[:1] if runs_here else []
     given, met = addresses_to_dial(settings, data_dir, own)
@@ -98,8 +93,18 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
         )
         return found if given else [*found, nobody]
 
-    async for found in findings_of("addresses", check_addresses, 2 * CHECK_S):
-        yield found
+    checks: tuple[Check, ...] = (
+        ("python", _here(python_here), CHECK_S),
+        ("memory", _here(partial(memory_and_disk, data_dir)), CHECK_S),
+        ("limits", _here(files_limit), CHECK_S),
+        ("folder", _here(partial(data_folder, data_dir)), CHECK_S),
+        ("processes", _here(leftovers), CHECK_S),
+        ("torch", torch_here, TORCH_S),
+        ("addresses", check_addresses, 2 * CHECK_S),
+    )
+    for check, look, within_s in checks:
+        async for found in findings_of(check, look, within_s):
+            yield found
     if not addresses:
         return
     logging.getLogger().setLevel(logging.CRITICAL)  # what is worth a line becomes a finding
@@ -147,28 +152,25 @@ class Visit:
         self._manifest: Manifest | None = None
 
     async def examine(self, addresses: Sequence[str]) -> AsyncIterator[Diagnosis]:
-        """Look at one thing after the other."""
-        async for found in findings_of("peers", partial(self._dial, addresses), CHECK_S):
-            yield found
-        if not self._reached:
-            return
-        for check, look, within_s in (
-            ("clock", self._clock, CHECK_S),
+        """Look at one thing after the other, if anybody is reached."""
+        checks: tuple[Check, ...] = (
+            ("peers", partial(self._dial, addresses), CHECK_S),
+            ("clock", lambda: check_clock(self._transport, self._reached), CHECK_S),
             ("run", self._find, CHECK_S),
             ("versions", self._versions, CHECK_S),
             ("memory", self._footprint, CHECK_S),
             ("port", self._reach, CHECK_S),
             ("link", self._link, LINK_S),
-        ):
+        )
+        for check, look, within_s in checks:
             async for found in findings_of(check, look, within_s):
                 yield found
+            if not self._reached:
+                return
 
     async def _dial(self, addresses: Sequence[str]) -> list[Diagnosis]:
         found, self._reached = await dial_peers(self._transport, addresses, self._met)
         return found
-
-    async def _clock(self) -> list[Diagnosis]:
-        return await check_clock(self._transport, self._reached)
 
     async def _find(self) -> list[Diagnosis]:
         found, listed, self._manifest = await find_run(self._transport, self._settings.run, self._reached)
@@ -184,9 +186,7 @@ class Visit:
         if self._manifest is None:
             return [skipped("memory", "what a run takes is not known: it was not found")]
         try:
-            return await asyncio.to_thread(
-                lambda manifest: list(check_footprint(manifest, self._data_dir)), self._manifest
-            )
+            return [*await _here(partial(check_footprint, self._manifest, self._data_dir))()]
         except ModuleNotFoundError as error:
             missing = without_torch(error)
             if missing is None:
@@ -582,7 +582,7 @@ async def check_reach(transport: Transport, peers: Sequence[str]) -> list[Diagno
     """Ask peers to dial us, and tell by that what is between."""
     ports = tcp_ports(transport.addresses())[: wire.MAX_PORTS]
     query = wire.QUERY + wire.encode(wire.ReachQuery(tuple(ports)))
-    own = {*multiaddrs.interface_addresses("ip4"), *multiaddrs.interface_addresses("ip6")}
+    own = _own_ips()
     places: set[tuple[str, int]] = set()
     near: list[bool] = []
     why = ""
@@ -604,10 +604,10 @@ async def check_reach(transport: Transport, peers: Sequence[str]) -> list[Diagno
         seen = ", ".join(f"{ip} port {port}" for ip, port in sorted(places)[:4])
         found = [good("port", f"{asker} can dial us at {seen}")]
         outside = [ip for ip, _ in places if ip not in own]
-        kind = (
+        seen = (
             f"a NAT that forwards the port, as {outside[0]}" if outside else "none, as far as these peers see"
         )
-        found.append(good("NAT", kind))
+        found.append(good("NAT", seen))
         if all(near):
             todo = "ask a peer on the Internet: --join ADDRESS"
             found.append(skipped("NAT", "whether the Internet can dial us, nobody there was asked", todo))
@@ -615,10 +615,13 @@ async def check_reach(transport: Transport, peers: Sequence[str]) -> list[Diagno
     return [warning("port", f"{asker} cannot dial us at port {shown}", f"between is {likely_obstacle()}")]
 
 
+def _own_ips() -> list[str]:
+    return [*multiaddrs.interface_addresses("ip4"), *multiaddrs.interface_addresses("ip6")]
+
+
 def likely_obstacle() -> str:
     """Word what is likely between us and those who cannot dial us."""
-    own = [*multiaddrs.interface_addresses("ip4"), *multiaddrs.interface_addresses("ip6")]
-    ips = [ipaddress.ip_address(ip.partition("%")[0]) for ip in own]
+    ips = [ipaddress.ip_address(ip.partition("%")[0]) for ip in _own_ips()]
     if any(ip in CARRIER_NAT for ip in ips if ip.version == 4):
         return f"the provider's own NAT, where no port can be forwarded: {MEANWHILE}"
     if any(ip.is_global for ip in ips):
@@ -706,10 +709,8 @@ async def check_link(transport: Transport, peer: str, manifest: Manifest | None)
 
 # Checks, each with a bound in time, and all of them together.
 
-Findings = Awaitable[Iterable[Diagnosis]]
 
-
-async def findings_of(check: str, look: Callable[[], Findings], within_s: float) -> AsyncIterator[Diagnosis]:
+async def findings_of(check: str, look: Look, within_s: float) -> AsyncIterator[Diagnosis]:
     """Look at one thing. Whatever goes wrong with that is a finding, too."""
     try:
         async with asyncio.timeout(within_s):

@@ -23,12 +23,11 @@ from p2pdiloco.adapters.data_dir import DataDir, Files, is_in_use
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.multiaddrs import look_nearby
 from p2pdiloco.adapters.run_store import run_folder
-from p2pdiloco.cli.options import Addresses
 from p2pdiloco.cli.questions import Answers, Question, ask_all, one_of, yes_or_no
 from p2pdiloco.cli.status_command import visit, visitor
 from p2pdiloco.config.manifest import as_toml
 from p2pdiloco.config.settings import NodeSettings, OwnLimits, bounds_of, load_settings_table
-from p2pdiloco.config.values import check_join_address, expanded, parse_rate, parse_size
+from p2pdiloco.config.values import Addresses, check_join_address, expanded, parse_rate, parse_size
 from p2pdiloco.daemon.admission import check_owner, owns
 from p2pdiloco.daemon.owner.pauses import mains
 from p2pdiloco.daemon.run_files.known_runs import (
@@ -79,7 +78,7 @@ class Guide:
         return Question("way", words, way, read=_read_way, then=self._look_at_word)
 
     def _questions(self) -> list[Question]:
-        was = self._was
+        was, has_battery = self._was, mains() is not None
         ends = ("start", "service", "save", "quit") if can_start_by_itself() else ("start", "save", "quit")
         service = "; service: now, and by itself from then on" if "service" in ends else ""
 
@@ -111,30 +110,6 @@ class Guide:
                 "what is free",
                 _size,
             ),
-            *self._limits(),
-            Question(
-                "then",
-                f"What now? start: save and start here{service}; save: only save; quit: nothing",
-                "start",
-                read=one_of(ends),
-                before=self._show,
-            ),
-        ]
-
-    def _nearby(self) -> str:
-        """Look for runs in the local network, if the library is here: an address of the first, or nothing."""
-        try:
-            found = look_nearby()
-        except UserError:
-            return ""
-        for near in found:
-            click.echo(f"in this network: run {', '.join(near.runs)} at {near.addresses[0]}", err=True)
-        return found[0].addresses[0] if found else ""
-
-    def _limits(self) -> list[Question]:
-        """List the questions about how much of this machine the run may have, and when."""
-        was, has_battery = self._was, mains() is not None
-        return [
             Question(
                 "max_transfer",
                 "At most so much to send and receive in a month, such as 200GB/month",
@@ -156,7 +131,24 @@ class Guide:
                 read=yes_or_no,
                 wanted=lambda _: has_battery,
             ),
+            Question(
+                "then",
+                f"What now? start: save and start here{service}; save: only save; quit: nothing",
+                "start",
+                read=one_of(ends),
+                before=self._show,
+            ),
         ]
+
+    def _nearby(self) -> str:
+        """Look for runs in the local network, if the library is here: an address of the first, or nothing."""
+        try:
+            found = look_nearby()
+        except UserError:
+            return ""
+        for near in found:
+            click.echo(f"in this network: run {', '.join(near.runs)} at {near.addresses[0]}", err=True)
+        return found[0].addresses[0] if found else ""
 
     def _look_at_word(self, answers: Answers) -> None:
         """Look at the run of a link or invite; that of an address is asked for first."""
@@ -354,7 +346,7 @@ def _kind_of(word: str) -> str:
 # Start with this user's session or this machine.
 
 UNIT = "p2pdiloco-node.service"
-KEPT_KEYS = {
+KEPT_KEYS = [
     "Description",
     "Type",
     "NotifyAccess",
@@ -376,7 +368,7 @@ KEPT_KEYS = {
     "SystemCallArchitectures",
     "SystemCallFilter",
     "SystemCallErrorNumber",
-}
+]
 """Settings of the shipped unit that a user's manager can keep."""
 SYSTEMCTL = ("systemctl", "--user")
 TIMEOUT_S = 60.0

@@ -23,11 +23,10 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.dns import peers_behind
-from p2pdiloco.cli.options import Addresses
 from p2pdiloco.cli.owner_notice import newest_notice
 from p2pdiloco.cli.status_command import Search, run_of, visit, visitor
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.values import peer_in
+from p2pdiloco.config.values import Addresses, peer_in
 from p2pdiloco.core.api.events import FetchState
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.types import signed_bytes

@@ -22,14 +22,13 @@ from msgspec import Struct
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.config.manifest import keys_of
 from p2pdiloco.config.settings import Flag, Part, flag_of, flags, known_variable, load_settings_table
+from p2pdiloco.config.values import Addresses
 from p2pdiloco.errors import UserError
 from p2pdiloco.util import Frozen, Values
 
 if TYPE_CHECKING:
     from p2pdiloco.daemon.run_files.ownership import Ownership
 
-Addresses = tuple[str, ...]
-"""Ways to peers that a person gave: multiaddrs, names of the DNS, links."""
 S = TypeVar("S", bound=Struct)
 Command = Callable[..., Any]
 

@@ -20,7 +20,6 @@ import click
 from p2pdiloco.adapters.data_dir import storage_errors, try_file
 from p2pdiloco.cli.options import (
     FILE,
-    Addresses,
     RunPlace,
     SpacedLists,
     example,
@@ -29,7 +28,7 @@ from p2pdiloco.cli.options import (
     patience_option,
 )
 from p2pdiloco.config.settings import DEFAULTS, NodeSettings, OwnLimits, flag_of, flags, value_text
-from p2pdiloco.config.values import expanded, parse_life
+from p2pdiloco.config.values import Addresses, expanded, parse_life
 from p2pdiloco.errors import StorageError, UserError
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ import msgspec
 from msgspec import Struct, field
 
 from p2pdiloco.adapters.run_store import run_folder
-from p2pdiloco.cli.options import Addresses, RunPlace, joined_through
+from p2pdiloco.cli.options import RunPlace, joined_through
 from p2pdiloco.cli.status_command import visit, visitor
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.values import check_peer_address, peer_in
+from p2pdiloco.config.values import Addresses, check_peer_address, peer_in
 from p2pdiloco.core.api.config import (
     LEAST_FACTOR,
     MAX_MESSAGE,

@@ -17,9 +17,9 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.data_dir import Files, try_file, try_folder
-from p2pdiloco.cli.options import AS_JSON, FILE, Addresses, Number, example, join_option, patience_option
+from p2pdiloco.cli.options import AS_JSON, FILE, Number, example, join_option, patience_option
 from p2pdiloco.config.manifest import BYTES, Dtype
-from p2pdiloco.config.values import expanded
+from p2pdiloco.config.values import Addresses, expanded
 from p2pdiloco.errors import UserError, clean
 
 if TYPE_CHECKING:

@@ -38,8 +38,8 @@ from p2pdiloco.adapters.data_dir import is_in_use
 from p2pdiloco.adapters.hivemind_net import DIALLED_BEFORE, HivemindTransport, why_unreached
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.cli.interrupt import orderly
-from p2pdiloco.cli.options import Addresses
 from p2pdiloco.config.settings import StatusSettings, WatchSettings
+from p2pdiloco.config.values import Addresses
 from p2pdiloco.core.api.types import Seat
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import (

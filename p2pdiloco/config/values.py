@@ -309,6 +309,8 @@ _PEER = re.compile(r"[1-9A-HJ-NP-Za-km-z]{40,64}")
 _PEER_HINT = "copy a whole line that a bootstrap or node printed: /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo..."
 
 
+Addresses = tuple[str, ...]
+"""Ways to peers that a person gave: multiaddrs, names of the DNS, links."""
 DNSADDR = "/dnsaddr/"
 
 

@@ -514,7 +514,6 @@ class Line(Frozen, kw_only=True, omit_defaults=True):
     live: int = 0
     stamp: int = 0
     contributions: int = 0
-    attempts: int = 0
     lost: bool = False
     inner_step: int = 0
     tokens_total: int = 0

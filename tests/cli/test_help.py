@@ -19,6 +19,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from p2pdiloco.adapters import event_reader
 from p2pdiloco.adapters.data_dir import EventsLog
 from p2pdiloco.adapters.event_reader import EventReader
 from p2pdiloco.cli import charts, from_lab
@@ -212,15 +213,15 @@ def test_what_is_written_just_before_a_renaming_is_read(
             diary.progress(1)
         return real(descriptor)
 
-    monkeypatch.setattr(charts, "os", SimpleNamespace(fstat=between, pread=os.pread))
+    monkeypatch.setattr(event_reader, "os", SimpleNamespace(fstat=between, pread=os.pread))
     assert [event["inner_step"] for event in reader.events(9)] == [2, 3]
 
 
 def test_lines_that_are_torn_or_too_long_or_nonsense_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(charts, "CHUNK_BYTES", 16)
-    monkeypatch.setattr(charts, "MAX_LINE_BYTES", 64)
+    monkeypatch.setattr(event_reader, "CHUNK_BYTES", 16)
+    monkeypatch.setattr(event_reader, "MAX_LINE_BYTES", 64)
     path, line = tmp_path / "events.jsonl", b'{"t":1,"kind":"progress","inner_step":%d}\n'
     path.write_bytes(
         line % 0 + b'[1]\nnot json\n{"kind":7}\n' + b"x" * 500 + b"\n" + line % 1 + (line % 2)[:9]

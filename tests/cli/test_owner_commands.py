@@ -343,7 +343,7 @@ async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PublishedRun:
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     runs: list[str] = []
-    monkeypatch.setattr(owner_notice, "publish", lambda run, *_: runs.append(run))
+    monkeypatch.setattr(owner_notice, "publish", lambda place, *_: runs.append(place.run))
     return runs
 
 

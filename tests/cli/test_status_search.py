@@ -256,7 +256,7 @@ async def test_the_newest_true_notice_says_who_else_has_a_seat_and_whose_has_end
     async def answer(_transport: object, peer: str, *_: object) -> wire.NoticeAnswer:
         return wire.NoticeAnswer(notices.get(peer))
 
-    monkeypatch.setattr(live_result, "ask", answer)
+    monkeypatch.setattr("p2pdiloco.cli.owner_notice.ask", answer)
     assert set(await believed(network, open_run("open", first, gone))) == {first, other}
 
 
