@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
 import tempfile
 import threading
 import time
@@ -20,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -108,9 +106,7 @@ class Demo:
         self._stop = stop
         self._wants_kill = settings.kill and settings.nodes > 1
         self._screen = Screen(console, _headline(settings, manifest.run.task, self._wants_kill))
-        self._kills: list[Kill] = []
-        self._restarted_s: float | None = None
-        self._told: set[int] = set()
+        self._kill: Kill | None = None
 
     def run(self) -> int:
         """Everything. Raises: Interrupted, DemoFailed, UserError."""
@@ -167,12 +163,14 @@ class Demo:
         began_s = time.monotonic()
         screen.began_s = began_s
         end_s = began_s + settings.seconds
-        while time.monotonic() < end_s or (self._recovering() and time.monotonic() < end_s + RECOVERY_S):
+        while time.monotonic() < end_s or (
+            self._kill and not self._kill.is_over and time.monotonic() < end_s + RECOVERY_S
+        ):
             elapsed_s = time.monotonic() - began_s
-            if self._wants_kill and not self._kills and elapsed_s >= KILL_AT * settings.seconds:
-                self._kill()
-            if self._kills and self._restarted_s is None:
-                self._perhaps_restart()
+            if self._wants_kill and self._kill is None and elapsed_s >= KILL_AT * settings.seconds:
+                self._kill = self._strike()
+            if self._kill and self._kill.restarted_s is None:
+                self._perhaps_restart(self._kill)
             left_s = max(0.0, end_s - time.monotonic())
             self._tick(f"training, {left_s:.0f} s to go" if left_s else "waiting for the recovery")
         ended_s = time.monotonic()
@@ -195,7 +193,8 @@ class Demo:
         """Read what is new, show it, wait a little."""
         self._read()
         if watch:
-            self._swarm.watch(self._kills[-1].node if self._kills and self._restarted_s is None else "")
+            kill = self._kill
+            self._swarm.watch(kill.node if kill is not None and kill.restarted_s is None else "")
         self._screen.show(self._chronicle, phase)
         self._pause(TICK_S)
 
@@ -209,29 +208,29 @@ class Demo:
                 self._chronicle.feed(line)
                 if words := event_text(line, self._chronicle.nodes[line.node]):
                     self._screen.note(words)
-        for kill in self._kills:
-            self._follow(kill)
+        if self._kill is not None:
+            self._follow(self._kill)
 
     # --- the kill ----------------------------------------------------------------------------------------
 
-    def _kill(self) -> None:
+    def _strike(self) -> Kill | None:
+        """Kill a syncer; None: there is none."""
         self._read()  # the very latest offices
         chronicle = self._chronicle
         name = verdict.choose_victim(chronicle, [n.name for n in self._swarm.nodes if n.alive])
         if not name:
-            return
+            return None
         at_s = self._swarm.node(name).kill()
         self._read()  # the last lines of before, its own among them
         fragments = chronicle.offices_of(name, at_s)
         chronicle.nodes[name].started("killed")
-        self._kills.append(Kill(name, at_s, tuple(fragments), {}, None))
         listed = ", ".join(map(str, fragments))
         self._screen.note(f"kill -9 {name}, which is the syncer of fragments {listed}")
+        return Kill(name, at_s, tuple(fragments))
 
-    def _perhaps_restart(self) -> None:
-        kill = self._kills[-1]
+    def _perhaps_restart(self, kill: Kill) -> None:
         if time.monotonic() - kill.at_s >= min(RESTART_AFTER_S, RESTART_AFTER * self._settings.seconds):
-            self._restarted_s = time.monotonic()
+            kill.restarted_s = time.monotonic()
             self._swarm.node(kill.node).start()
             self._chronicle.nodes[kill.node].started("starting again")
             self._screen.note(f"{kill.node} is started again, with the same folder")
@@ -248,13 +247,9 @@ class Demo:
                     f"{published_s - kill.at_s:.1f} s after the kill"
                 )
         trains_s = self._chronicle.nodes[kill.node].trains_since_s
-        if kill.back_s is None and trains_s is not None and self._restarted_s is not None:
-            back_s = trains_s - self._restarted_s
-            self._kills[self._kills.index(kill)] = replace(kill, back_s=back_s)
-            self._screen.note(f"{kill.node} has caught up, {back_s:.1f} s after its restart")
-
-    def _recovering(self) -> bool:
-        return any(k.back_s is None or len(k.resumed_s) < len(k.fragments) for k in self._kills)
+        if kill.back_s is None and trains_s is not None and kill.restarted_s is not None:
+            kill.back_s = trains_s - kill.restarted_s
+            self._screen.note(f"{kill.node} has caught up, {kill.back_s:.1f} s after its restart")
 
     # --- after -------------------------------------------------------------------------------------------
 
@@ -271,11 +266,10 @@ class Demo:
         disagreements = wrong + chronicle.wrong_digests() + on_disk + logged
         newest = max(saved, key=lambda s: sum(max(chain) for chain in s.holdings.versions.values()))
         loss_after = judge.loss_of(newest.vault)
-        killed = {kill.node for kill in self._kills}
-        survivors = [trace for trace in chronicle.nodes.values() if trace.name not in killed]
+        kill = self._kill
+        survivors = [t for t in chronicle.nodes.values() if kill is None or t.name != kill.node]
         pauses = verdict.pauses(survivors, began_s, ended_s)
-        resumed = {str(f): round(s, 3) for kill in self._kills for f, s in sorted(kill.resumed_s.items())}
-        backs = [kill.back_s for kill in self._kills if kill.back_s is not None]
+        resumed = {str(f): round(s, 3) for f, s in sorted(kill.resumed_s.items())} if kill else {}
         return DemoSummary(
             preset=self._settings.preset,
             nodes=self._settings.nodes,
@@ -285,37 +279,36 @@ class Demo:
             outer_updates=chronicle.updates(),
             inner_steps=sum(trace.inner_step for trace in chronicle.nodes.values()),
             tokens=sum(trace.last.tokens_total for trace in chronicle.nodes.values() if trace.last),
-            kills=len(self._kills),
+            kills=int(kill is not None),
             participation=chronicle.participation(),
             longest_pause_s=pauses.longest_s if pauses else None,
             longest_aside_s=pauses.longest_aside_s if pauses else None,
             median_inner_step_s=pauses.median_step_s if pauses else None,
             t_resume_s=max(resumed.values(), default=None),
             t_resume_by_fragment_s=resumed,
-            t_back_s=statistics.median(backs) if backs else None,
+            t_back_s=kill.back_s if kill else None,
             digests_agree=not disagreements,
             versions_compared=in_logs,
             forks=len(chronicle.forks),
             refusals=dict(chronicle.refusals),
-            failures=verdict.failures(loss_before, loss_after, disagreements, self._kills, self._wants_kill),
+            failures=verdict.failures(loss_before, loss_after, disagreements, kill, self._wants_kill),
             sample=judge.sample(newest.vault),
         )
 
     def _conclude(self, summary: DemoSummary, began_s: float) -> None:
         settings = self._settings
         files = [str(self._plot)] if self._plot is not None else []
-        restarts = [self._restarted_s] if self._restarted_s is not None else []
         losses = (summary.loss_before, summary.loss_after)
         title = f"p2pdiloco demo: {settings.nodes} nodes, preset {settings.preset}"
         unit = loss_unit(self._manifest.run.task)
         if self._plot is not None:
-            verdict.draw(self._plot, self._chronicle, began_s, self._kills, restarts, losses, title, unit)
+            verdict.draw(self._plot, self._chronicle, began_s, self._kill, losses, title, unit)
         if settings.report is not None:
             write_file(settings.report, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
             files.append(str(settings.report))
         if settings.keep is not None:
             files.append(f"{settings.keep}/ (logs, events.jsonl and checkpoints of every process)")
-        Console(soft_wrap=not os.isatty(1)).print(render_summary(summary, self._kills, files, unit))
+        Console(soft_wrap=not os.isatty(1)).print(render_summary(summary, self._kill, files, unit))
 
 
 def _plot(settings: DemoSettings) -> Path | None:
@@ -589,7 +582,7 @@ def _table(*headings: str) -> Table:
 
 
 def render_summary(
-    summary: DemoSummary, kills: Sequence[Kill], files: Sequence[str], unit: str
+    summary: DemoSummary, kill: Kill | None, files: Sequence[str], unit: str
 ) -> RenderableType:
     """Render the end of the demo. `unit`: of losses."""
     rows = Table(box=None, pad_edge=False, show_header=False, padding=(0, 3, 0, 0))
@@ -607,7 +600,7 @@ def render_summary(
         rows.add_row(
             "participation", f"{summary.participation:.1%} of the live learners in the average merge"
         )
-    who = "a survivor" if kills else "a node"
+    who = "a survivor" if kill else "a node"
     if summary.median_inner_step_s is not None:
         rows.add_row(
             "longest pause",
@@ -615,7 +608,7 @@ def render_summary(
             f"(median inner step {duration(summary.median_inner_step_s)}); "
             f"{duration(summary.longest_aside_s)} for a measurement or a checkpoint",
         )
-    for kill in kills:
+    if kill is not None:
         rows.add_row("killed", _recovery(kill))
     agree = f"yes: {summary.versions_compared} versions compared, and the bytes of all final states checked"
     if summary.nodes == 1:

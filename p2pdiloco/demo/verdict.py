@@ -12,22 +12,31 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from p2pdiloco.adapters.data_dir import storage_errors
 from p2pdiloco.demo.swarm import WARM_UP_LINES, Chronicle, NodeTrace
 from p2pdiloco.util import Frozen
 
 
-class Kill(Frozen):
-    """One `kill -9`, and what followed."""
+class Kill(Struct):
+    """The `kill -9`, and what followed."""
 
     node: str
     at_s: float
     fragments: tuple[int, ...]
     """Fragments whose syncer it was."""
-    resumed_s: dict[int, float]
+    resumed_s: dict[int, float] = {}
     """Fragment -> seconds from the kill to the next published version of it."""
-    back_s: float | None
+    back_s: float | None = None
     """Seconds from the restart of the process to its first inner step; None: it did not come back."""
+    restarted_s: float | None = None
+    """Time of the restart; None: it is still to come."""
+
+    @property
+    def is_over(self) -> bool:
+        """True: the swarm has recovered."""
+        return self.back_s is not None and len(self.resumed_s) == len(self.fragments)
 
 
 class DemoSummary(Frozen, kw_only=True):
@@ -97,7 +106,7 @@ def pauses(traces: Iterable[NodeTrace], began_s: float, ended_s: float) -> Pause
 
 
 def failures(
-    loss_before: float, loss_after: float, disagreements: Sequence[str], kills: Sequence[Kill], wanted: bool
+    loss_before: float, loss_after: float, disagreements: Sequence[str], kill: Kill | None, wanted: bool
 ) -> tuple[str, ...]:
     """List why the exit status is 1, one sentence each. `wanted`: a kill was asked for."""
     found = []
@@ -106,16 +115,15 @@ def failures(
         found.append(f"the nodes do not agree: {disagreements[0]}{more}")
     if not math.isfinite(loss_after) or loss_after >= loss_before:
         found.append(f"the held-out loss did not fall: {loss_before:.3f} before, {loss_after:.3f} after")
-    if wanted and not kills:
-        found.append("nobody could be killed: no node was the syncer of any fragment")
-    for kill in kills:
-        stuck = [str(f) for f in kill.fragments if f not in kill.resumed_s]
-        if stuck:
-            found.append(
-                f"the swarm did not recover: no new version of fragment {', '.join(stuck)} after the kill"
-            )
-        if kill.back_s is None:
-            found.append(f"the swarm did not recover: {kill.node} did not train again after its restart")
+    if kill is None:
+        nobody = "nobody could be killed: no node was the syncer of any fragment"
+        return (*found, nobody) if wanted else tuple(found)
+    if stuck := [str(f) for f in kill.fragments if f not in kill.resumed_s]:
+        found.append(
+            f"the swarm did not recover: no new version of fragment {', '.join(stuck)} after the kill"
+        )
+    if kill.back_s is None:
+        found.append(f"the swarm did not recover: {kill.node} did not train again after its restart")
     return tuple(found)
 
 
@@ -128,8 +136,7 @@ def draw(
     path: Path,
     chronicle: Chronicle,
     began_s: float,
-    kills: list[Kill],
-    restarts_s: list[float],
+    kill: Kill | None,
     before_after: tuple[float, float],
     title: str,
     unit: str,
@@ -157,7 +164,7 @@ def draw(
         ms=4,
         label="global parameters Θ, held out",
     )
-    for kill in kills:
+    if kill is not None:
         axes.axvline(kill.at_s - began_s, color="#cc0000", ls="--", lw=1.4)
         axes.text(
             kill.at_s - began_s,
@@ -168,8 +175,8 @@ def draw(
             ha="right",
             transform=axes.get_xaxis_transform(),
         )
-    for at_s in restarts_s:
-        axes.axvline(at_s - began_s, color="#228833", ls=":", lw=1.4, label="started again")
+    if kill is not None and kill.restarted_s is not None:
+        axes.axvline(kill.restarted_s - began_s, color="#228833", ls=":", lw=1.4, label="started again")
     before, after = before_after
     axes.set_title(f"{title}\nheld-out loss {before:.2f} → {after:.2f} {unit}", fontsize=11)
     axes.set_xlabel("seconds of training")

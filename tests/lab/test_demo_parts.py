@@ -85,11 +85,11 @@ def test_words_and_units_are_those_of_what_is_trained(
         t_resume_by_fragment_s={}, digests_agree=True, refusals={}, failures=[], sample="",
     )  # fmt: skip
     console = Console(width=200, record=True, file=StringIO())
-    console.print(render_summary(summary, [], [], unit))
+    console.print(render_summary(summary, None, [], unit))
     assert f"1.000 → 1.000 {unit}" in console.export_text()
     drawn: list[Any] = []
     monkeypatch.setattr(verdict, "save_figure", lambda figure, path: drawn.append(figure))
-    verdict.draw(tmp_path / "x.png", chronicle, 0.0, [], [], (1.0, 1.0), "demo", unit)
+    verdict.draw(tmp_path / "x.png", chronicle, 0.0, None, (1.0, 1.0), "demo", unit)
     monkeypatch.setattr(chaos_verdict, "save_figure", lambda figure, path: drawn.append(figure))
     chaos_verdict.draw_run(tmp_path / "x.png", Facts(Chronicle(fragments=2)), None, "chaos", unit)
     assert drawn[0].axes[0].get_ylabel() == f"loss, {unit}" and unit in drawn[0].axes[0].get_title()
@@ -179,18 +179,18 @@ def test_pauses_leave_start_up_and_what_is_outside_the_time_out(chronicle: Chron
 
 def test_exit_rule_names_every_failure() -> None:
     good = Kill("two", 10.0, (0, 3), {0: 1.0, 3: 2.0}, 5.0)
-    assert failures(5.4, 2.4, [], [good], True) == ()
-    assert failures(5.4, 2.4, [], [], False) == ()
+    assert failures(5.4, 2.4, [], good, True) == ()
+    assert failures(5.4, 2.4, [], None, False) == ()
     cases = [
-        (failures(5.4, 2.4, ["version 1 differs"], [good], True), "do not agree: version 1 differs"),
-        (failures(5.4, 5.4, [], [good], True), "did not fall: 5.400 before, 5.400 after"),
-        (failures(5.4, float("nan"), [], [good], True), "did not fall"),
-        (failures(5.4, 2.4, [], [], True), "nobody could be killed"),
+        (failures(5.4, 2.4, ["version 1 differs"], good, True), "do not agree: version 1 differs"),
+        (failures(5.4, 5.4, [], good, True), "did not fall: 5.400 before, 5.400 after"),
+        (failures(5.4, float("nan"), [], good, True), "did not fall"),
+        (failures(5.4, 2.4, [], None, True), "nobody could be killed"),
         (
-            failures(5.4, 2.4, [], [Kill("two", 1.0, (0, 3), {0: 1.0}, 5.0)], True),
+            failures(5.4, 2.4, [], Kill("two", 1.0, (0, 3), {0: 1.0}, 5.0), True),
             "no new version of fragment 3",
         ),
-        (failures(5.4, 2.4, [], [Kill("two", 1.0, (0,), {0: 1.0}, None)], True), "two did not train again"),
+        (failures(5.4, 2.4, [], Kill("two", 1.0, (0,), {0: 1.0}, None), True), "two did not train again"),
     ]
     for found, words in cases:
         assert len(found) == 1 and words in found[0]
