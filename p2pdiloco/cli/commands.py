@@ -31,6 +31,7 @@ from p2pdiloco.cli.options import (
     join_option,
     joined_through,
     patience_option,
+    say,
     setting,
 )
 from p2pdiloco.config.settings import (
@@ -91,7 +92,7 @@ def node(context: click.Context, /, forget: bool, **values: Any) -> int | None:
 
     if not (forget or context.default_map or any(values[name] for name in BEGINS_ANEW)):
         values |= _remembered(context, expanded(values["data_dir"]))
-    given = with_nearby(with_invite(build(NodeSettings, values)), lambda text: click.echo(text, err=True))
+    given = with_nearby(with_invite(build(NodeSettings, values)), say)
     settings = check_node(given)
     from p2pdiloco.daemon.start import run_node
 
@@ -117,7 +118,7 @@ def _remembered(context: click.Context, data_dir: Path) -> Values:
         if each.name in wanted and context.get_parameter_source(each.name) is ParameterSource.DEFAULT
     }
     if found:
-        click.echo("as before: " + ", ".join(f"{name} {value}" for name, value in found.items()), err=True)
+        say("as before: " + ", ".join(f"{name} {value}" for name, value in found.items()))
     return found
 
 
@@ -304,14 +305,14 @@ def log_to(target: Target, **values: Any) -> int:
             follows=settings.follow,
             again=settings.again,
             stop=stop,
-            say=lambda text: click.echo(clean(text), err=True),
+            say=lambda text: say(clean(text)),
         )
     torn = (
         f", passed over: {counted(carried.skipped, 'line')} that nobody can read" if carried.skipped else ""
     )
     look = f"; look at them: tensorboard --logdir {out}" if target == "tensorboard" else ""
     text = f"{counted(carried.points, 'point')} of {counted(carried.events, 'event')} carried to {target}"
-    click.echo(clean(f"{text}{torn}{look}"), err=True)
+    say(clean(f"{text}{torn}{look}"))
     return 0
 
 
@@ -406,7 +407,7 @@ def credits_command(
         as_text = credits_report.as_csv if style == "csv" else credits_report.as_json
         click.echo(as_text(found), nl=style == "json")
         for line, _ in credits_report.caveats(found) if style == "csv" else ():
-            click.echo(line, err=True)
+            say(line)
     else:
         from rich.console import Console
 
@@ -440,7 +441,7 @@ def join(link: str, data_dir: Path) -> int | None:
     guide = Guide(expanded(data_dir).absolute())
     values, then = guide.ask(link)
     if then == "quit":
-        click.echo("nothing was saved", err=True)
+        say("nothing was saved")
         return None
     return _begin(guide.data_dir, values, then)
 
@@ -449,10 +450,10 @@ def _begin(data_dir: Path, values: Values, then: str) -> int | None:
     from p2pdiloco.cli.guide import save_settings, start_by_itself
 
     path = save_settings(data_dir, values)
-    click.echo(f"saved; the node starts with: p2pdiloco node --config {path}", err=True)
+    say(f"saved; the node starts with: p2pdiloco node --config {path}")
     if then == "service":
         for line in start_by_itself(path):
-            click.echo(line, err=True)
+            say(line)
         return None
     if then == "save":
         return None

@@ -28,6 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.cli.options import say
 from p2pdiloco.cli.owner_notice import ReachedPeers, find_peer, reach_members
 from p2pdiloco.cli.status_command import Search, run_of, visiting
 from p2pdiloco.config.manifest import SignedManifest, check_signature, decode_signed, encode_signed, run_id
@@ -520,7 +521,7 @@ def certify(found: RunCredits, wanted: str, out: Path, data_dir: Path | None) ->
     )
     text = text_of(signed_certificate(certificate, key))
     Files().save(out, [text.encode()], durable=False)
-    click.echo(f"{out}: {certificate_text(certificate)}\n{signer_text(certificate)}", err=True)
+    say(f"{out}: {certificate_text(certificate)}\n{signer_text(certificate)}")
 
 
 def certificate_text(certificate: CreditCertificate) -> str:

@@ -18,12 +18,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.adapters.result_file import Arrays, load_tensors, tensor_types
+from p2pdiloco.cli.options import say
 from p2pdiloco.cli.result_commands import DESCRIPTION
 from p2pdiloco.config.manifest import (
     BYTES,
@@ -278,7 +278,7 @@ def as_folder(source: Path | None, out: Path, tokenizer: bool) -> Iterator[Path 
     with made as above:
         name = clean(source.name)[:_MAX_NAME].encode("ascii", "replace").decode()
         folder = Path(above) / f"{name} sha256:{digest}"
-        save_as_folder(source, folder, lambda words: click.echo(words, err=True), tokenizer)
+        save_as_folder(source, folder, say, tokenizer)
         yield folder
 
 
@@ -326,7 +326,7 @@ def with_side_files(manifest: Manifest, folder: Path) -> Manifest:
         found = replace(manifest, export=export)
         if len(texts[name]) <= MAX_EXPORT_TEXT and len(canonical_bytes(found)) <= MAX_MANIFEST_BYTES:
             break
-        click.echo(f"the {name.replace('_', ' ')} in {folder} is too large to travel with the run", err=True)
+        say(f"the {name.replace('_', ' ')} in {folder} is too large to travel with the run")
         texts[name] = ""
     return replace(manifest, export=replace(manifest.export, **texts))
 
@@ -355,7 +355,7 @@ def object_in(path: Path) -> Values:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        click.echo(f"{path} is no JSON object, and left out", err=True)
+        say(f"{path} is no JSON object, and left out")
         return {}
     return found
 
@@ -457,7 +457,7 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
         refuse_pointer(file)
         content, about = read_tokenizer(file), object_in(file.with_name("tokenizer_config.json"))
     elif "/" in name and may_be_on_the_hub(name):
-        click.echo(f"asking the hub for {TOKENIZER_FILE} of {name}", err=True)
+        say(f"asking the hub for {TOKENIZER_FILE} of {name}")
         content = read_tokenizer(hub_file(name, TOKENIZER_FILE, revision))
     else:
         raise UserError(
@@ -492,9 +492,9 @@ def _begin(content: bytes, about: Values) -> str:
     """The token that the tokenizer puts in front of a text; empty, with a word: none, or several."""
     found = tokens_in_front(content, about)
     if len(found) > 1:
-        click.echo(f"the tokenizer begins a text with {' '.join(found)}: documents do without", err=True)
+        say(f"the tokenizer begins a text with {' '.join(found)}: documents do without")
     elif found:
-        click.echo(f"documents begin with {found[0]}, as the tokenizer begins a text", err=True)
+        say(f"documents begin with {found[0]}, as the tokenizer begins a text")
     return found[0] if len(found) == 1 else ""
 
 
@@ -509,7 +509,7 @@ def _of_model(source: Path) -> str | None:
     if (folder / DESCRIPTION).exists() or (folder is not source and not (folder / CONFIG).exists()):
         return None
     if not (folder / TOKENIZER_FILE).exists() and _other_kind(folder) is None:
-        click.echo(f"{clean(folder.name)} has no tokenizer: text is read as raw bytes", err=True)
+        say(f"{clean(folder.name)} has no tokenizer: text is read as raw bytes")
         return None
     return str(_in_folder(folder))
 

@@ -30,6 +30,7 @@ from p2pdiloco.adapters.result_file import (
 )
 from p2pdiloco.cli.given_files import CONFIG, ModelFiles, as_folder, dtype_in
 from p2pdiloco.cli.given_wish import MOST_CONTEXT, TrainingWish
+from p2pdiloco.cli.options import say
 from p2pdiloco.config.manifest import (
     MAX_NAME,
     ExportSection,
@@ -99,7 +100,7 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
     if checkpoints and sum(KEY in load_metadata(file) for file in [*files.files, *files.foreign]) > 1:
         raise UserError(f"{source} has several checkpoints", "give one of them")
     if files.foreign:
-        click.echo(files.words(), err=True)
+        say(files.words())
     found = {}
     constants = {}
     if checkpoints:
@@ -122,7 +123,7 @@ def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]
         # Names in files are an architecture's own affair: the library knows them.
         config = _config(source)
         with files.alone() as folder:
-            model = existing(folder, config, str(source), files.types(), _say)
+            model = existing(folder, config, str(source), files.types(), say)
         check_causal(model, config.get("model_type"))
         found, constants = _arrays(model), _constants(model)
         manifest = _with_constants(manifest, constants)
@@ -170,7 +171,7 @@ def with_given_model(
                 f"there is no file or folder {architecture}",
                 f"give a {CONFIG}, its folder, or NAME[@REVISION] of the Hugging Face hub",
             )
-        click.echo(f"asking the hub for {CONFIG} of {name}", err=True)
+        say(f"asking the hub for {CONFIG} of {name}")
         path = hub_file(name, CONFIG, revision)
     config = _read_config(path)
     manifest = _fitting(_of_hub(config, base))
@@ -212,10 +213,6 @@ def _compare(
             )
 
 
-def _say(words: str) -> None:
-    click.echo(words, err=True)
-
-
 def _arrays(model: Any) -> Arrays:
     from p2pdiloco.tasks.initial import named_parameters  # with torch
 
@@ -228,10 +225,9 @@ def _constants(model: Any) -> Arrays:
 
     found = describe(model)
     if moving := list(found.statistics):
-        click.echo(
+        say(
             f"{len(moving)} buffers of the model change in training, the first is {moving[0]}: every node "
             "has its own, and they are not exported",
-            err=True,
         )
     return {name: value.numpy() for name, value in carried(found.constants).items()}
 

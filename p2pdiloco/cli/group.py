@@ -33,7 +33,7 @@ from p2pdiloco.cli.commands import (
 )
 from p2pdiloco.cli.from_lab import CHAOS, SIMULATE, installed
 from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED
-from p2pdiloco.cli.options import COMPLETION, WholeSentences, known_variables
+from p2pdiloco.cli.options import COMPLETION, WholeSentences, known_variables, say
 from p2pdiloco.cli.owner_commands import COMMANDS, can_join, finish, invite, limits, members, pause, resume
 from p2pdiloco.cli.result_commands import checkpoint, evaluate, export, generate
 from p2pdiloco.cli.run_commands import plan, run_group
@@ -106,13 +106,13 @@ def _complain(sentence: str, hint: str, arguments: Sequence[str], details: Seque
     if _logs_json(arguments):
         from p2pdiloco.daemon.display.logs import complaint_line
 
-        click.echo(complaint_line(sentence, hint, details), err=True)
+        say(complaint_line(sentence, hint, details))
         return
-    click.echo(clean(f"error: {sentence}"), err=True)
+    say(clean(f"error: {sentence}"))
     for line in details:
-        click.echo(clean(f"  {line}"), err=True)
+        say(clean(f"  {line}"))
     if hint:
-        click.echo(clean(f"hint: {hint}"), err=True)
+        say(clean(f"hint: {hint}"))
 
 
 def _logs_json(arguments: Sequence[str]) -> bool:

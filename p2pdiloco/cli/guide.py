@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import click
 import msgspec
 from msgspec.structs import replace
 
@@ -23,6 +22,7 @@ from p2pdiloco.adapters.data_dir import DataDir, Files, is_in_use
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.multiaddrs import look_nearby
 from p2pdiloco.adapters.run_store import run_folder
+from p2pdiloco.cli.options import say
 from p2pdiloco.cli.questions import Answers, Question, ask_all, one_of, yes_or_no
 from p2pdiloco.cli.status_command import visit, visitor
 from p2pdiloco.config.manifest import as_toml
@@ -147,7 +147,7 @@ class Guide:
         except UserError:
             return ""
         for near in found:
-            click.echo(f"in this network: run {', '.join(near.runs)} at {near.addresses[0]}", err=True)
+            say(f"in this network: run {', '.join(near.runs)} at {near.addresses[0]}")
         return found[0].addresses[0] if found else ""
 
     def _look_at_word(self, answers: Answers) -> None:
@@ -157,12 +157,12 @@ class Guide:
 
     def _look(self, way: Way, run: str) -> None:
         self._run = None
-        click.echo("looking at the run …", err=True)
+        say("looking at the run …")
         settings = NodeSettings(join=way.join, run=way.run or run, invite=way.text, data_dir=self.data_dir)
         found = manifest_to_join(settings)
         self._check_admission(found, way)
         self._run = found
-        click.echo(f"found run {found.title}", err=True)
+        say(f"found run {found.title}")
 
     def _check_admission(self, run: PublishedRun, way: Way) -> None:
         mode = run.manifest.admission.mode
@@ -171,9 +171,7 @@ class Guide:
         if owns(self.data_dir, run.signed.owner):
             return
         if mode == "list":
-            click.echo(
-                "note: its owner has to put this node on a list; it prints its id when it starts", err=True
-            )
+            say("note: its owner has to put this node on a list; it prints its id when it starts")
         elif way.link is None or way.link.invite is None:
             raise UserError(
                 f"run {run.name} takes members by invite, and there is none in this",
@@ -182,14 +180,14 @@ class Guide:
 
     def _show(self, answers: Answers) -> None:
         values = self._values(answers)
-        click.echo("", err=True)
+        say("")
         if self._run is not None:
             known = {key: value for key, value in values.items() if key in NodeSettings.__struct_fields__}
             settings = msgspec.convert(
                 known | {"data_dir": self.data_dir}, NodeSettings, dec_hook=lambda _kind, value: value
             )
             for line in footprint_lines(settings, self._run):
-                click.echo(clean(f"  {line}"), err=True)
+                say(clean(f"  {line}"))
 
     def _values(self, answers: Answers) -> Values:
         """Make the settings: what was there before, and the answers in its place."""

@@ -19,10 +19,10 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-import click
 import msgspec
 
 from p2pdiloco.adapters.dns import peers_behind
+from p2pdiloco.cli.options import say
 from p2pdiloco.cli.owner_notice import newest_notice
 from p2pdiloco.cli.status_command import Search, run_of, visit, visitor
 from p2pdiloco.config.manifest import Manifest
@@ -91,7 +91,7 @@ async def _copied(way: Way, join: Addresses, timeout_s: float, folders: list[Pat
     found: list[Run] = []
     try:
         async with asyncio.timeout(timeout_s), visitor(join) as transport:
-            with search.said(timeout_s, lambda text: click.echo(clean(text), err=True)):
+            with search.said(timeout_s, lambda text: say(clean(text))):
                 reports = await search.reports(transport)
             run = await _run(transport, reports[0], search.joined)
             found.append(run)

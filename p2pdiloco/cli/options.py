@@ -90,7 +90,7 @@ class SpacedLists(click.Command):
                 raise
             from p2pdiloco.daemon.display.logs import complaint_line
 
-            click.echo(complaint_line(str(error), error.hint, error.details), err=True)
+            say(complaint_line(str(error), error.hint, error.details))
             return error.exit_status
 
 
@@ -322,6 +322,11 @@ COMPLETION = (
 def example(path: str) -> str:
     """Word the end of a command's help."""
     return f"\b\nExample:\n  p2pdiloco {EXAMPLES[path]}"
+
+
+def say(words: str) -> None:
+    """Say something to the person, on stderr: stdout is for data."""
+    click.echo(words, err=True)
 
 
 # Options of several commands.

@@ -26,6 +26,7 @@ from p2pdiloco.cli.options import (
     join_option,
     joined_through,
     patience_option,
+    say,
 )
 from p2pdiloco.config.settings import DEFAULTS, NodeSettings, OwnLimits, flag_of, flags, value_text
 from p2pdiloco.config.values import Addresses, expanded, parse_life
@@ -142,10 +143,10 @@ def invite(
     text = owned.link(made)
     click.echo(text)
     until = f"for {expires}" if life_s else "for ever"
-    click.echo(f"lets {counted(uses, 'node')} in, {until}; they run: p2pdiloco node LINK", err=True)
+    say(f"lets {counted(uses, 'node')} in, {until}; they run: p2pdiloco node LINK")
     warn_of_addresses(owned.addresses(join))
     if _admission(owned) != "invite":
-        click.echo("note: this run does not ask for invites: an invite keeps nobody out", err=True)
+        say("note: this run does not ask for invites: an invite keeps nobody out")
     return text
 
 
@@ -172,13 +173,12 @@ def link(run: str, data_dir: Path | None, join: Addresses) -> str:
     addresses = addresses_of(folder, join)
     word = link_of(known, addresses)
     click.echo(word)
-    click.echo(f"joins run {known.title}; others run: p2pdiloco node LINK", err=True)
+    say(f"joins run {known.title}; others run: p2pdiloco node LINK")
     warn_of_addresses(addresses)
     if known.manifest.admission.mode == "invite":
-        click.echo(
+        say(
             "note: it lets nobody in, as this run takes members by invite; its owner makes links that do: "
             f"p2pdiloco invite {known.name}",
-            err=True,
         )
     return word
 
@@ -188,7 +188,7 @@ def warn_of_addresses(addresses: list[str]) -> None:
     from p2pdiloco.config.values import DNSADDR, is_loopback
 
     if all(not address.startswith(DNSADDR) and is_loopback(address) for address in addresses):
-        click.echo("warning: it names this machine's loopback only: others need --join ADDRESS", err=True)
+        say("warning: it names this machine's loopback only: others need --join ADDRESS")
 
 
 # `p2pdiloco can-join`.

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct, field
 
 from p2pdiloco.adapters.run_store import run_folder
-from p2pdiloco.cli.options import RunPlace, joined_through
+from p2pdiloco.cli.options import RunPlace, joined_through, say
 from p2pdiloco.cli.status_command import visit, visitor
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.values import Addresses, check_peer_address, peer_in
@@ -350,7 +350,7 @@ class PeerChange(Struct):
         peer = self._peer(notice, reached)
         name = reached.names.get(peer)
         called = f"called {clean(name)}" if name else "whose name is not known here"
-        click.echo(f"{self.verb} {peer}, {called}", err=True)
+        say(f"{self.verb} {peer}, {called}")
         old = self.lost.get(name or "", peer)
         if old != peer:
             await self._offer(notice.run, peer, old)
@@ -366,12 +366,12 @@ class PeerChange(Struct):
 
     async def _offer(self, run: str, peer: str, old: str) -> None:
         """Say that a lost node of the same name has a seat, and ask whether this one gets it."""
-        click.echo(f"{old}, of the same name, has a seat and is not here", err=True)
+        say(f"{old}, of the same name, has a seat and is not here")
         if not self.yes and at_terminal() and await ask_terminal("replace it, as its seat is to end?"):
             self.replaces = old
         else:
             command = f"p2pdiloco seat {run[:SHORT]} {peer} --replace {old}"
-            click.echo(f"it keeps that; to give it to the new one: {command}", err=True)
+            say(f"it keeps that; to give it to the new one: {command}")
 
     def make(self, notice: Notice, reached: ReachedPeers) -> Notice:
         """Make the changed notice. Raises: UserError."""
@@ -420,7 +420,7 @@ class InviteEnd(Struct, frozen=True):
         verb, does = "revoke", "everybody who came with it is put out, and their seats end"
         if self.leaves:
             verb, does = "close", "nobody new comes by it, and its members stay"
-        click.echo(f"{verb} the invite {self.key}, {called}: {does}", err=True)
+        say(f"{verb} the invite {self.key}, {called}: {does}")
         if not self.yes and at_terminal():
             await _consent(f"{verb} it?")
 

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from p2pdiloco.cli.given_wish import HUB, data_source
+from p2pdiloco.cli.options import say
 from p2pdiloco.config.manifest import Name
 from p2pdiloco.config.presets import LENGTHS, PRESETS
 from p2pdiloco.daemon.display.logs import YES, at_terminal
@@ -51,7 +52,7 @@ def ask_all(questions: Sequence[Question], known: Answers | None = None) -> Answ
 
     Raises: click.Abort (Ctrl-C, or the input's end).
     """
-    click.echo(f"Enter takes what is in brackets; {BACK} goes to the question before; Ctrl-C ends.", err=True)
+    say(f"Enter takes what is in brackets; {BACK} goes to the question before; Ctrl-C ends.")
     answers = dict(known or {})
     asked: list[int] = []
     index = 0
@@ -81,7 +82,7 @@ def ask_all(questions: Sequence[Question], known: Answers | None = None) -> Answ
 
 
 def _complain(error: UserError) -> None:
-    click.echo(clean(f"  {error}" + (f" ({error.hint})" if error.hint else "")), err=True)
+    say(clean(f"  {error}" + (f" ({error.hint})" if error.hint else "")))
 
 
 def _typed(question: Question) -> str:

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.data_dir import Files, try_file, try_folder
-from p2pdiloco.cli.options import AS_JSON, FILE, Number, example, join_option, patience_option
+from p2pdiloco.cli.options import AS_JSON, FILE, Number, example, join_option, patience_option, say
 from p2pdiloco.config.manifest import BYTES, Dtype
 from p2pdiloco.config.values import Addresses, expanded
 from p2pdiloco.errors import UserError, clean
@@ -71,7 +71,7 @@ def read_result(
     result = _read(join, data_dir, checkpoint, run, timeout_s)
     if not result.merges:
         where = "; a bootstrap keeps no others: ask a member with --join" if data_dir is not None else ""
-        click.echo(f"these parameters are version 0: this run has not trained them yet{where}", err=True)
+        say(f"these parameters are version 0: this run has not trained them yet{where}")
     if tokenizer is None:
         return result
     from p2pdiloco.tasks.tokens import checked_content, read_tokenizer
@@ -155,12 +155,12 @@ def export(out: Path, force: bool, dtype: Dtype | None, **source: Any) -> None:
     # The label stays in: generate, eval and `run new --from` read the exported file too.
     result.save(out / WEIGHTS, result.manifest.export.dtype)
     click.echo(os.fsencode(out))  # (a name that need not be text)
-    click.echo(clean(f"exported {result.words()}, in {result.manifest.export.dtype}"), err=True)
+    say(clean(f"exported {result.words()}, in {result.manifest.export.dtype}"))
     if files is None:
         words = f"parameters by name in {WEIGHTS}, the model's table in {DESCRIPTION}"
-        click.echo(f"{result.manifest.run.task} is no model that transformers knows: {words}", err=True)
+        say(f"{result.manifest.run.task} is no model that transformers knows: {words}")
     else:
-        click.echo(f'load it: transformers.AutoModelForCausalLM.from_pretrained("{out}")', err=True)
+        say(f'load it: transformers.AutoModelForCausalLM.from_pretrained("{out}")')
 
 
 def _of_dtype(result: RunResult, dtype: Dtype | None) -> RunResult:
@@ -190,7 +190,7 @@ def generate(prompt: str, tokens: int, temperature: float, seed: int, device: st
     """Let the model go on with a text."""
     text = _prompt(prompt)
     result = read_result(**source)
-    click.echo(clean(result.words()), err=True)
+    say(clean(result.words()))
     from p2pdiloco.learner.ranks import choose_device, configure_torch
 
     chosen = choose_device(device)
@@ -206,9 +206,7 @@ def _show(text: str) -> None:
     shown = clean(text, keep="\n\t") if sys.stdout.isatty() else text
     click.echo(shown, color=True)  # as it is: click would take some of it out, not all
     if shown != text:
-        click.echo(
-            "what a terminal would obey is shown as ·: send the text to a file for all of it", err=True
-        )
+        say("what a terminal would obey is shown as ·: send the text to a file for all of it")
 
 
 def _prompt(given: str) -> str:
@@ -247,11 +245,11 @@ def evaluate(data: Path | None, tokens: int, as_json: bool, device: str, **sourc
     if as_json:
         click.echo(json.dumps(found))
         return
-    click.echo(clean(result.words()), err=True)
+    say(clean(result.words()))
     others = "".join(f", {clean(name)} {value:.4f}" for name, value in found["metrics"].items())
     counted = result.task().counted
     if found["tokens"] > tokens:
-        click.echo(f"less than a sample cannot be measured: it has {found['tokens']} {counted}", err=True)
+        say(f"less than a sample cannot be measured: it has {found['tokens']} {counted}")
     click.echo(f"held-out loss {found['loss']:.4f} over {found['tokens']} {counted}{others}")
 
 
@@ -268,7 +266,7 @@ def figures(result: RunResult, data: Path | None, tokens: int, device: str) -> d
     with waiting("reading the data"):
         read = task.load_data(str(data) if data is not None else None)
     if read.note:
-        click.echo(clean(read.note), err=True)
+        say(clean(read.note))
     batch = heldout_batch(task, read.heldout, tokens)
     with lasting("measuring on held-out samples") as tell:
         found = measured(task, result.model(chosen).eval(), batch, tell=tell)
@@ -295,12 +293,12 @@ def checkpoint(out: Path, **source: Any) -> None:
     result = read_result(**source)
     tokenizer = result.save(out)
     click.echo(os.fsencode(out))  # (a name that need not be text)
-    click.echo(clean(f"saved {result.words()}"), err=True)
+    say(clean(f"saved {result.words()}"))
     if tokenizer is not None:
-        click.echo(f"the run's tokenizer is in {tokenizer}: keep it beside {out.name}", err=True)
+        say(f"the run's tokenizer is in {tokenizer}: keep it beside {out.name}")
     elif result.tokenizer is None and result.manifest.data.tokenizer != BYTES:
         words = f"the tokenizer {result.manifest.data.tokenizer} of the run is not here, and was not saved"
-        click.echo(clean(f"{words}: who uses {out} needs it"), err=True)
+        say(clean(f"{words}: who uses {out} needs it"))
 
 
 def _check_folder(folder: Path, force: bool) -> None:

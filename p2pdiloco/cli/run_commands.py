@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import own_peer, storage_errors, try_file
 from p2pdiloco.cli.given_wish import TrainingWish, check_countable, count_tokens, with_data, with_wish
-from p2pdiloco.cli.options import AS_JSON, FILE, Number, WholeSentences, example, joined_through
+from p2pdiloco.cli.options import AS_JSON, FILE, Number, WholeSentences, example, joined_through, say
 from p2pdiloco.cli.owner_commands import amend, link
 from p2pdiloco.config.manifest import BYTES, AdmissionSection, DataSection, Manifest, canonical_bytes
 from p2pdiloco.config.presets import (
@@ -196,8 +196,8 @@ def new(
     _write(out, text, force)
     if missing := _missing_package(manifest):
         words = f"note: this run's data need {missing} on every node, and it is not installed here"
-        click.echo(f"{words}; {install_hint('vision')}", err=True)
-    click.echo(_next_words(manifest, out, recovery), err=True)
+        say(f"{words}; {install_hint('vision')}")
+    say(_next_words(manifest, out, recovery))
 
 
 def _checked_peer(word: str) -> str:
@@ -241,7 +241,7 @@ def _with_tokenizer(
         return chosen_tokenizer(manifest, wanted, end, source)
     if not architecture:
         return for_bytes(manifest), None
-    click.echo("text is read as raw bytes: --tokenizer names another tokenizer", err=True)
+    say("text is read as raw bytes: --tokenizer names another tokenizer")
     return manifest, None
 
 
@@ -270,11 +270,11 @@ def _with_settings(
         length = length_of(wish, counted, path)
         manifest = for_existing(manifest, wish, length)
         for line in settings_lines(manifest, wish, length, own):
-            click.echo(line, err=True)
+            say(line)
     else:
         manifest = with_outer(with_changes(manifest, wish, counted))
     for sentence in settings_warnings(manifest, wish) if is_given else []:
-        click.echo(f"warning: {sentence}", err=True)
+        say(f"warning: {sentence}")
     return manifest
 
 
@@ -282,11 +282,11 @@ def _save_what_it_names(out: Path, parameters: Arrays | None, content: bytes | N
     if parameters is not None:
         from p2pdiloco.cli.given_model import save_beside
 
-        click.echo(f"version 0 is in {save_beside(out, parameters)}: keep it beside {out.name}", err=True)
+        say(f"version 0 is in {save_beside(out, parameters)}: keep it beside {out.name}")
     if content is not None:
         from p2pdiloco.cli.given_files import save_tokenizer
 
-        click.echo(f"the tokenizer is in {save_tokenizer(out, content)}: keep it beside {out.name}", err=True)
+        say(f"the tokenizer is in {save_tokenizer(out, content)}: keep it beside {out.name}")
 
 
 def _write(out: Path, text: str, force: bool) -> None:
@@ -355,7 +355,7 @@ def check(file: Path) -> None:
         click.echo(line)
     click.echo(f"manifest digest: {digest} (not the run's id, which depends on its owner, too)")
     for doubt in warnings_about(manifest, numel_of(manifest), ids):
-        click.echo(f"warning: {doubt}", err=True)
+        say(f"warning: {doubt}")
 
 
 def _data_words(data: DataSection) -> str:
@@ -512,7 +512,7 @@ def _table(manifest: Manifest, members: int, rows: list[tuple[Demand, Advice | N
         "is when it is\nmerged, in H inner steps."
     )
     for sentence, steps_s in _doubts(rows).items():
-        click.echo(f"warning: advice for {', '.join(f'{s:g} s' for s in steps_s)}: {sentence}", err=True)
+        say(f"warning: advice for {', '.join(f'{s:g} s' for s in steps_s)}: {sentence}")
 
 
 def _doubts(rows: list[tuple[Demand, Advice | None]]) -> dict[str, list[float]]:
