@@ -18,13 +18,15 @@ from msgspec.structs import replace
 from p2pdiloco.cli.charts import ChartPlace, Target
 from p2pdiloco.cli.options import (
     FILE,
+    PATIENCE_S,
     Diagnosis,
     Level,
     Number,
     SpacedLists,
     build,
+    command,
     config_option,
-    example,
+    data_dir_option,
     exit_status,
     flags_of,
     help_all,
@@ -58,7 +60,7 @@ STATUS = partial(setting, StatusSettings)
 DEMO = partial(setting, DemoSettings)
 
 
-@click.command(cls=SpacedLists, epilog=example("bootstrap"))
+@command("bootstrap")
 @flags_of(BootstrapSettings, False)
 @config_option("bootstrap")
 def bootstrap(**values: Any) -> int | None:
@@ -71,7 +73,7 @@ def bootstrap(**values: Any) -> int | None:
     return run_bootstrap(settings)
 
 
-@click.command(cls=SpacedLists, epilog=example("node"))
+@command("node")
 @click.argument(
     "invite", metavar="[LINK|INVITE]", required=False, default="", envvar=known_variable("--invite")
 )
@@ -122,10 +124,10 @@ def _remembered(context: click.Context, data_dir: Path) -> Values:
     return found
 
 
-@click.command(cls=SpacedLists, epilog=example("status"))
+@command("status")
 @flags_of(StatusSettings)
 @STATUS("--json", is_flag=True, help="Print JSON.")
-@STATUS("--timeout-s", type=Number(min=0.1, max=3600), help="Give up after this many seconds.")
+@STATUS("--timeout-s", type=PATIENCE_S, help="Give up after this many seconds.")
 def status(**values: Any) -> int | None:
     """Show who is here, loss, tokens, versions, and who is syncer of what.
 
@@ -145,7 +147,7 @@ def _watching(kind: type[W], values: Values) -> W:
     return replace(settings, join=join, run=run_id)
 
 
-@click.command(epilog=example("demo"))
+@command("demo", click.Command)
 @DEMO("--nodes", type=click.IntRange(1, 64), help="Nodes, beside the bootstrap.")
 @DEMO("--seconds", type=Number(min=1, max=1e6), help="Seconds of training.")
 @click.option("--no-kill", is_flag=True, envvar="P2PDILOCO_NO_KILL", show_envvar=True, help="Kill nobody.")
@@ -169,7 +171,7 @@ BOARD = partial(setting, BoardSettings)
 
 @click.command(cls=SpacedLists)
 @flags_of(TopSettings)
-@TOP("--timeout-s", type=Number(min=0.1, max=3600), help="Give up if nobody answers at first for so long.")
+@TOP("--timeout-s", type=PATIENCE_S, help="Give up if nobody answers at first for so long.")
 @TOP("--every-s", type=Number(min=1, max=3600), help="Between two lines, where there is no terminal.")
 def top(**values: Any) -> int | None:
     """Show the whole swarm, live: who is here and behind, speed, loss, progress, elections and faults.
@@ -191,7 +193,7 @@ def top(**values: Any) -> int | None:
 @flags_of(BoardSettings)
 @BOARD("--out", type=FILE, metavar="DIR", help="Folder of the files: index.html, view.json, static/.")
 @BOARD("--every", metavar="TIME", help="Write again and again, such as 30s, until told to stop.")
-@BOARD("--timeout-s", type=Number(min=0.1, max=3600), help="Give up if nobody answers for so long.")
+@BOARD("--timeout-s", type=PATIENCE_S, help="Give up if nobody answers for so long.")
 def board(**values: Any) -> int | None:
     """Write the public page of a run as files that any web server carries.
 
@@ -324,7 +326,7 @@ BUCKETS = {"hour": 3600, "day": 86_400}
 @click.command("credits", cls=SpacedLists)
 @join_option("Peer to ask; may be repeated.")
 @click.option("--run", default="", metavar="ID|NAME", help="Id of the run, or its name.")
-@click.option("--data-dir", type=FILE, help="A node's folder: asked without --join; its key signs.")
+@data_dir_option("A node's folder: asked without --join; its key signs.")
 @click.option("--verify", is_flag=True, help="Count it here, and check every learner's signature.")
 @click.option("--by", type=click.Choice(list(BUCKETS)), help="Tell hours or days apart (UTC).")
 @click.option("--top", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="Rows to show.")
@@ -423,7 +425,7 @@ INSTEAD = (
 )
 
 
-@click.command("join", epilog=example("join"))
+@command("join", click.Command)
 @click.argument("link", metavar="[LINK|INVITE|ADDRESS]", required=False, default="")
 @click.option(
     "--data-dir", type=FILE, default=NodeSettings().data_dir, show_default=True, help="Folder of the node."

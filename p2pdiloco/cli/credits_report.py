@@ -28,12 +28,11 @@ from rich.table import Table
 from rich.text import Text
 
 from p2pdiloco.adapters.data_dir import Files
-from p2pdiloco.cli.options import say
+from p2pdiloco.cli.options import node_folder, say
 from p2pdiloco.cli.owner_notice import ReachedPeers, find_peer, reach_members
-from p2pdiloco.cli.status_command import Search, run_of, visiting
+from p2pdiloco.cli.status_command import run_of, visiting
 from p2pdiloco.config.manifest import SignedManifest, check_signature, decode_signed, encode_signed, run_id
-from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.values import Addresses, expanded
+from p2pdiloco.config.values import Addresses
 from p2pdiloco.core.api.types import Vouch
 from p2pdiloco.credits import (
     MAX_CERTIFICATE_BYTES,
@@ -63,7 +62,6 @@ from p2pdiloco.daemon.display.snapshot import count as worded
 from p2pdiloco.daemon.display.snapshot import counted, short_peer
 from p2pdiloco.daemon.history import Filling, believed, pull_page
 from p2pdiloco.daemon.network.discovery import ask
-from p2pdiloco.daemon.run_files.known_runs import peers_of
 from p2pdiloco.daemon.wire import MAX_ROWS, CreditsAnswer, CreditsQuery
 from p2pdiloco.errors import RemoteError, UserError, clean, json_line
 from p2pdiloco.identity import Identity, verify
@@ -135,8 +133,7 @@ async def collect_credits(wish: CreditsSearch) -> RunCredits:
     Raises:
         UserError: nobody answers, or there is nothing to tell from.
     """
-    search = Search(wish.run, peers_of(wish.join))
-    async with visiting(wish.join, search, wish.timeout_s) as (transport, report):
+    async with visiting(wish.join, wish.run, wish.timeout_s) as (transport, search, report):
         run = await run_of(transport, report, search.joined)
         reached = await reach_members(transport, report.run_id, search.joined)
         if report.answered_by not in reached.peers:
@@ -476,7 +473,7 @@ MAX_WORD = 200
 
 def own_key(data_dir: Path | None, name: str = "identity.key") -> Identity:
     """Load a key from a node's folder. Raises: UserError, StorageError."""
-    path = expanded(data_dir or NodeSettings().data_dir) / name
+    path = node_folder(data_dir) / name
     if not path.exists():
         raise UserError(f"there is no key {path}", "name a node's data folder: --data-dir DIR")
     return Identity.load_or_create(path)
@@ -500,7 +497,7 @@ def certify(found: RunCredits, wanted: str, out: Path, data_dir: Path | None) ->
         raise UserError(
             "nothing is certified of a history with doubts", "`p2pdiloco credits --verify` says which"
         )
-    is_owner = owns(expanded(data_dir or NodeSettings().data_dir), found.manifest.owner)
+    is_owner = owns(node_folder(data_dir), found.manifest.owner)
     key = own_key(data_dir, "owner.key" if is_owner else "identity.key")
     row = rows[peer]
     certificate = CreditCertificate(

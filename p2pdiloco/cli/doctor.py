@@ -32,12 +32,12 @@ from p2pdiloco.adapters.data_dir import DataDir, DataDirInUse, is_in_use
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.hivemind_net import HivemindTransport, why_unreached
 from p2pdiloco.adapters.p2pd import P2PDOptions
-from p2pdiloco.cli.options import Diagnosis, bad, good, skipped, warning
+from p2pdiloco.cli.options import Diagnosis, bad, good, node_folder, skipped, warning
 from p2pdiloco.cli.run_commands import MEMBERS, STEP_TIMES_S
 from p2pdiloco.cli.status_command import visitor
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import ANY_ADDRESS, DoctorSettings, NodeSettings
-from p2pdiloco.config.values import DNSADDR, expanded, peer_in, size_text
+from p2pdiloco.config.values import DNSADDR, peer_in, size_text
 from p2pdiloco.core.api.types import REACH_WORDS, Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission import joined_through_before
@@ -77,7 +77,7 @@ def _here(look: Callable[[], Iterable[Diagnosis]]) -> Look:
 
 async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
     """Look at everything, and tell of each thing when it was looked at."""
-    data_dir = expanded(settings.data_dir or NodeSettings().data_dir)
+    data_dir = node_folder(settings.data_dir)
     runs_here, own = False, list[str]()
     with suppress(StorageError):  # which the check of the folder says
         runs_here = data_dir.is_dir() and is_in_use(data_dir)
@@ -372,12 +372,17 @@ FAR_ADDRESSES = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::
 ADDRESSES_CHECK = "addresses"
 
 
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Read an address of a machine, perhaps with the name of its interface."""
+    return ipaddress.ip_address(text.partition("%")[0])
+
+
 def has_route(family: socket.AddressFamily) -> bool:
     """Tell whether this machine has a way to the world of IPv4 or of IPv6. Nothing is sent."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as asked:
             asked.connect(FAR_ADDRESSES[family])
-            return not ipaddress.ip_address(asked.getsockname()[0].partition("%")[0]).is_link_local
+            return not _ip(asked.getsockname()[0]).is_link_local
     except OSError:
         return False
 
@@ -462,16 +467,14 @@ def _judge(address: str, kind: str, host: str, ips: Sequence[str], ways: Sequenc
             f"/{kind}/{host} asks for {FAMILIES_OF_NAME[kind][0]}, and the name has {only} addresses only",
             todo,
         )
-    if not usable.intersection(ways) and any(
-        ipaddress.ip_address(ip.partition("%")[0]).is_global for ip in ips
-    ):
+    if not usable.intersection(ways) and any(_ip(ip).is_global for ip in ips):
         only = " and ".join(sorted(usable))
         return bad(
             ADDRESSES_CHECK,
             f"{host} has {only} addresses only, and this machine has no {only}",
             NO_ROUTE_HINT,
         )
-    if all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for ip in ips) and host != "localhost":
+    if all(_ip(ip).is_loopback for ip in ips) and host != "localhost":
         todo = "look at /etc/hosts: other machines would look for the peer on themselves"
         return warning(ADDRESSES_CHECK, f"{host} leads to this machine itself", todo)
     return good(ADDRESSES_CHECK, f"{host} leads to {', '.join(sorted(set(ips))[:4])}")
@@ -621,7 +624,7 @@ def _own_ips() -> list[str]:
 
 def likely_obstacle() -> str:
     """Word what is likely between us and those who cannot dial us."""
-    ips = [ipaddress.ip_address(ip.partition("%")[0]) for ip in _own_ips()]
+    ips = [_ip(ip) for ip in _own_ips()]
     if any(ip in CARRIER_NAT for ip in ips if ip.version == 4):
         return f"the provider's own NAT, where no port can be forwarded: {MEANWHILE}"
     if any(ip.is_global for ip in ips):

@@ -21,8 +21,16 @@ from msgspec import Struct
 
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.config.manifest import keys_of
-from p2pdiloco.config.settings import Flag, Part, flag_of, flags, known_variable, load_settings_table
-from p2pdiloco.config.values import Addresses
+from p2pdiloco.config.settings import (
+    Flag,
+    NodeSettings,
+    Part,
+    flag_of,
+    flags,
+    known_variable,
+    load_settings_table,
+)
+from p2pdiloco.config.values import Addresses, expanded
 from p2pdiloco.errors import UserError
 from p2pdiloco.util import Frozen, Values
 
@@ -156,6 +164,8 @@ ALL = "all"
 """Mark of a context whose help shows the options for experts."""
 FILE = click.Path(path_type=Path)
 """Type of a path. Several paths in a variable are separated as in PATH."""
+PATIENCE_S = Number(min=0.1, max=3600)
+"""Type of how long a command waits for somebody to answer."""
 
 
 def setting(
@@ -329,7 +339,25 @@ def say(words: str) -> None:
     click.echo(words, err=True)
 
 
-# Options of several commands.
+# What several commands have.
+
+
+def command(
+    path: str, kind: type[click.Command] = SpacedLists, **more: Any
+) -> Callable[[Command], click.Command]:
+    """Make a function the command that is typed so after `p2pdiloco`, its example at the end of its help.
+    `more`: as click has it."""
+    return click.command(path.split()[-1], cls=kind, epilog=example(path), **more)
+
+
+def data_dir_option(words: str) -> Callable[[Command], Command]:
+    """--data-dir of a command, with what its help says."""
+    return click.option("--data-dir", type=FILE, help=words)
+
+
+def node_folder(data_dir: Path | None) -> Path:
+    """Find the folder of this machine's node: that one, or the usual one."""
+    return expanded(data_dir or NodeSettings().data_dir)
 
 
 def join_option(words: str, metavar: str = "MULTIADDR") -> Callable[[Command], Command]:
@@ -339,8 +367,8 @@ def join_option(words: str, metavar: str = "MULTIADDR") -> Callable[[Command], C
 
 def patience_option(default_s: float, most_s: float, words: str) -> Callable[[Command], Command]:
     """--timeout-s of a command that asks somebody."""
-    number = Number(min=0.1, max=most_s)
-    return click.option("--timeout-s", type=number, default=default_s, show_default=True, help=words)
+    patience = Number(min=0.1, max=most_s)
+    return click.option("--timeout-s", type=patience, default=default_s, show_default=True, help=words)
 
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -21,15 +21,16 @@ from p2pdiloco.adapters.data_dir import storage_errors, try_file
 from p2pdiloco.cli.options import (
     FILE,
     RunPlace,
-    SpacedLists,
-    example,
+    command,
+    data_dir_option,
     join_option,
     joined_through,
+    node_folder,
     patience_option,
     say,
 )
-from p2pdiloco.config.settings import DEFAULTS, NodeSettings, OwnLimits, flag_of, flags, value_text
-from p2pdiloco.config.values import Addresses, expanded, parse_life
+from p2pdiloco.config.settings import DEFAULTS, OwnLimits, flag_of, flags, value_text
+from p2pdiloco.config.values import Addresses, parse_life
 from p2pdiloco.errors import StorageError, UserError
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ OWNED_DIR = partial(
 )
 
 
-@click.command(cls=SpacedLists, epilog=example("invite"))
+@command("invite")
 @click.argument("run")
 @click.option("--expires", default="7d", show_default=True, metavar="TIME", help="12h, 7d, 4w, or never.")
 @click.option(
@@ -150,13 +151,9 @@ def invite(
     return text
 
 
-@click.command("link", cls=SpacedLists, epilog=example("run link"))
+@command("run link")
 @click.argument("run", required=False, default="")
-@click.option(
-    "--data-dir",
-    type=FILE,
-    help="Folder of a node or bootstrap of the run.  [default: their own default folders]",
-)
+@data_dir_option("Folder of a node or bootstrap of the run.  [default: their own default folders]")
 @join_option(
     "Peer to join through, or /dnsaddr/NAME, instead of those that this folder knows; may be repeated."
 )
@@ -196,18 +193,16 @@ def warn_of_addresses(addresses: list[str]) -> None:
 EXIT_KEPT_OUT = 1
 
 
-@click.command("can-join", cls=SpacedLists, epilog=example("can-join"))
+@command("can-join")
 @click.argument("run", metavar="RUN|LINK|INVITE")
 @join_option("Peer to ask; may be repeated.")
-@click.option(
-    "--data-dir", type=FILE, help="Folder of the node that is to join.  [default: a node's default]"
-)
+@data_dir_option("Folder of the node that is to join.  [default: a node's default]")
 @patience_option(20.0, 3600, "Give up if nobody answers for so long.")
 def can_join(run: str, join: Addresses, data_dir: Path | None, timeout_s: float) -> int:
     """Say whether a run would let this node in. Exit status 0: yes, 1: no."""
     from p2pdiloco.cli.owner_notice import why_cannot_join
 
-    folder = expanded(data_dir or NodeSettings().data_dir)
+    folder = node_folder(data_dir)
     why = why_cannot_join(run, join, folder, timeout_s)
     click.echo(f"no: {why}" if why else "yes: this node can join")
     return EXIT_KEPT_OUT if why else 0
@@ -250,15 +245,15 @@ def _change_by_peer(place: RunPlace, **change: Any) -> None:
 def _on_list(verb: str, help: str, entries: str, adds: bool, seated: bool | None) -> click.Command:
     """Make a command that puts a peer on a list of the notice, or takes it off (`PeerChange`)."""
 
-    @click.command(verb, cls=SpacedLists, epilog=example(verb), help=help)
+    @command(verb, help=help)
     @_at_run
     @click.argument("peer")
     @_YES
-    def command(place: RunPlace, peer: str, yes: bool) -> None:
-        change = {"verb": verb, "entries": entries, "word": peer, "adds": adds, "seated": seated}
-        _change_by_peer(place, yes=yes, **change)
+    def change(place: RunPlace, peer: str, yes: bool) -> None:
+        asked = {"verb": verb, "entries": entries, "word": peer, "adds": adds, "seated": seated}
+        _change_by_peer(place, yes=yes, **asked)
 
-    return command
+    return change
 
 
 ban = _on_list(
@@ -281,7 +276,7 @@ dismiss = _on_list(
 )
 
 
-@click.command(cls=SpacedLists, epilog=example("revoke"))
+@command("revoke")
 @_at_run
 @click.argument("invite")
 @_YES
@@ -293,7 +288,7 @@ def revoke(place: RunPlace, invite: str, yes: bool) -> None:
     end_invite(place, invite, yes=yes)
 
 
-@click.command(cls=SpacedLists, epilog=example("admit"))
+@command("admit")
 @_at_run
 @click.argument("peer")
 @_YES
@@ -304,7 +299,7 @@ def admit(place: RunPlace, peer: str, yes: bool) -> None:
     _change_by_peer(place, yes=yes, **asked)
 
 
-@click.command(cls=SpacedLists, epilog=example("seat"))
+@command("seat")
 @_at_run
 @click.argument("peer")
 @click.option(
@@ -353,7 +348,7 @@ def _is_said_by_node(place: RunPlace, peer: str, seated: bool, replaces: str) ->
     return False
 
 
-@click.command(cls=SpacedLists, epilog=example("vouch"))
+@command("vouch")
 @_at_run
 @click.option("--clear", is_flag=True, help="Take the last vouch back.")
 def vouch(place: RunPlace, clear: bool) -> None:
@@ -365,7 +360,7 @@ def vouch(place: RunPlace, clear: bool) -> None:
     vouch_for(place, clear)
 
 
-@click.command(cls=SpacedLists, epilog=example("run amend"))
+@command("run amend")
 @_at_run
 @click.option(
     "--schedule-tokens",
@@ -413,12 +408,10 @@ def amend(
     amend_run(place, wish)
 
 
-@click.command(cls=SpacedLists, epilog=example("members"))
+@command("members")
 @click.argument("run", required=False, default="")
 @join_option("Ask a peer; may be repeated.")
-@click.option(
-    "--data-dir", type=FILE, help="Folder of the node to ask, if no peer is named.  [default: the usual ones]"
-)
+@data_dir_option("Folder of the node to ask, if no peer is named.  [default: the usual ones]")
 def members(run: str, join: Addresses, data_dir: Path | None) -> None:
     """List who has a seat in a RUN, since which version and by which paper, and the members without one."""
     from p2pdiloco.cli.status_command import list_members
@@ -494,7 +487,7 @@ def limits(data_dir: Path | None, as_json: bool, **values: Any) -> int:
     Exit status 0: done; 2: it cannot be; 3: the node does not answer; 4: no node runs here.
     """
     changes = {flag_of(name)[2:]: value for name, value in values.items() if value is not None}
-    folder = expanded(data_dir or NodeSettings().data_dir)
+    folder = node_folder(data_dir)
     if not _runs(folder) and folder.is_dir():
         if not changes:
             return _say_kept(folder)
@@ -519,7 +512,7 @@ for _name, _flag in flags(OwnLimits).items():
 
 def _folder(data_dir: Path | None) -> Path:
     """Find the folder of the node that runs here. Raises: NoNode, StorageError."""
-    folder = expanded(data_dir or NodeSettings().data_dir)
+    folder = node_folder(data_dir)
     if not _runs(folder):
         hint = "name its folder with --data-dir; `p2pdiloco node` starts one"
         raise NoNode(f"no node runs here with the data folder {folder}", hint)

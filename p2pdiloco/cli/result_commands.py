@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from p2pdiloco.adapters.data_dir import Files, try_file, try_folder
-from p2pdiloco.cli.options import AS_JSON, FILE, Number, example, join_option, patience_option, say
+from p2pdiloco.cli.options import AS_JSON, FILE, Number, command, join_option, patience_option, say
 from p2pdiloco.config.manifest import BYTES, Dtype
 from p2pdiloco.config.values import Addresses, expanded
 from p2pdiloco.errors import UserError, clean
@@ -119,7 +119,7 @@ DEVICE = click.option(
 WEIGHTS, DESCRIPTION = "model.safetensors", "run.json"
 
 
-@click.command("export", epilog=example("export"))
+@command("export", click.Command)
 @source_options
 @click.option("--out", type=FILE, required=True, metavar="FOLDER", help="Folder to write, made if missing.")
 @click.option("--force", is_flag=True, help="Also into a folder in which there is something.")
@@ -171,7 +171,7 @@ def _of_dtype(result: RunResult, dtype: Dtype | None) -> RunResult:
     return msgspec.structs.replace(result, manifest=manifest)
 
 
-@click.command("generate", epilog=example("generate"))
+@command("generate", click.Command)
 @source_options
 @click.option("--prompt", default="\n", help="Text to go on with; - reads it from the input.")
 @click.option(
@@ -224,7 +224,7 @@ def _prompt(given: str) -> str:
     return text
 
 
-@click.command("eval", epilog=example("eval"))
+@command("eval", click.Command)
 @source_options
 @click.option("--data", type=FILE, help="The run's data as `p2pdiloco node --data` has it.")
 @click.option(
@@ -281,7 +281,7 @@ def figures(result: RunResult, data: Path | None, tokens: int, device: str) -> d
     }
 
 
-@click.command("checkpoint", epilog=example("checkpoint"))
+@command("checkpoint", click.Command)
 @source_options
 @click.option("--out", type=FILE, required=True, metavar="FILE", help="File to write (safetensors).")
 def checkpoint(out: Path, **source: Any) -> None:

@@ -19,7 +19,17 @@ from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import own_peer, storage_errors, try_file
 from p2pdiloco.cli.given_wish import TrainingWish, check_countable, count_tokens, with_data, with_wish
-from p2pdiloco.cli.options import AS_JSON, FILE, Number, WholeSentences, example, joined_through, say
+from p2pdiloco.cli.options import (
+    AS_JSON,
+    FILE,
+    Number,
+    WholeSentences,
+    command,
+    example,
+    joined_through,
+    node_folder,
+    say,
+)
 from p2pdiloco.cli.owner_commands import amend, link
 from p2pdiloco.config.manifest import BYTES, AdmissionSection, DataSection, Manifest, canonical_bytes
 from p2pdiloco.config.presets import (
@@ -32,8 +42,7 @@ from p2pdiloco.config.presets import (
     with_outer,
     with_seats,
 )
-from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.config.values import expanded, parse_rate, rate_text, size_text
+from p2pdiloco.config.values import parse_rate, rate_text, size_text
 from p2pdiloco.errors import UserError, install_hint
 from p2pdiloco.tasks.registry import load_manifest, manifest_from_table, numel_of, render_toml
 
@@ -229,7 +238,7 @@ def _peer_of(path: Path) -> str:
 
 def _own_peer(data_dir: Path | None) -> str:
     """Find the peer id of this machine's node. Raises: ConfigError, StorageError."""
-    return own_peer(expanded(data_dir or NodeSettings().data_dir), parents=data_dir is None)
+    return own_peer(node_folder(data_dir), parents=data_dir is None)
 
 
 def _with_tokenizer(
@@ -399,7 +408,7 @@ MEMBERS = 8
 STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
-@click.command("plan", epilog=example("plan"))
+@command("plan", click.Command)
 @click.argument("file", type=FILE, required=False)
 @click.option("--preset", default="", help="Instead of FILE: a preset.")
 @click.option("--upload", default="", metavar="RATE", help="The link's bits per second up, such as 20Mbit.")

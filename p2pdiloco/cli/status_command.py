@@ -174,26 +174,26 @@ def with_owners_rows(report: StatusReport, folder: Path | None) -> StatusReport:
 
 
 async def _report(settings: StatusSettings) -> StatusReport:
-    search = Search(settings.run, peers_of(settings.join))
-    async with visiting(settings.join, search, settings.timeout_s) as (_, report):
+    async with visiting(settings.join, settings.run, settings.timeout_s) as (_, _, report):
         return report
 
 
 @contextlib.asynccontextmanager
 async def visiting(
-    join: Addresses, search: Search, timeout_s: float
-) -> AsyncIterator[tuple[Transport, StatusReport]]:
-    """Visit a run: the transport, and the first good answer, which is waited for so long at most.
+    join: Addresses, run: str, timeout_s: float
+) -> AsyncIterator[tuple[Transport, Search, StatusReport]]:
+    """Visit a run: the transport, the search for it, and the first good answer, which is waited for so long
+    at most.
 
     Raises: as `run`.
     """
-    is_joined = False
+    is_joined, search = False, Search(run, peers_of(join))
     try:
         async with asyncio.timeout(timeout_s) as limit, visitor(join) as transport:
             is_joined = True
             report = await search.report(transport)
             limit.reschedule(None)
-            yield transport, report
+            yield transport, search, report
     except TimeoutError:
         if not is_joined:
             raise Unreachable(
@@ -352,7 +352,7 @@ def list_members(run: str, join: Addresses, data_dir: Path | None) -> None:
 
 
 async def _standing(run: str, join: Addresses) -> tuple[StatusReport, wire.Stands]:
-    async with visiting(join, Search(run, peers_of(join)), StatusSettings().timeout_s) as (transport, report):
+    async with visiting(join, run, StatusSettings().timeout_s) as (transport, _, report):
         told = await ask(transport, report.answered_by, wire.StandsQuery(report.run_id), wire.Stands)
         if told is None:
             raise UserError(

@@ -70,7 +70,6 @@ from p2pdiloco.daemon.display.terminal import (
     versions_text,
 )
 from p2pdiloco.daemon.network.discovery import ask_status
-from p2pdiloco.daemon.run_files.known_runs import peers_of
 from p2pdiloco.errors import RemoteError, TransportError, clean
 from p2pdiloco.ports import Transport
 from p2pdiloco.util import Frozen, Now
@@ -122,8 +121,7 @@ async def asked_members(
     settings: WatchSettings, complete: Complete | None = None
 ) -> AsyncIterator[tuple[Transport, AskedMembers]]:
     """Visit a run: the transport, and the members to ask, of whom one has answered. Raises: as `visiting`."""
-    search = Search(settings.run, peers_of(settings.join))
-    async with visiting(settings.join, search, settings.timeout_s) as (transport, report):
+    async with visiting(settings.join, settings.run, settings.timeout_s) as (transport, search, report):
         asked = AskedMembers(search, report.run_id, time.monotonic, complete)
         asked.take(report)
         yield transport, asked

@@ -11,6 +11,8 @@ from daemon_kit import QuickMember, Rogue, until
 
 from p2pdiloco.cli import credits_report
 from p2pdiloco.cli.credits_report import CreditsSearch, RunCredits, collect_credits
+from p2pdiloco.cli.status_command import Search
+from p2pdiloco.config.values import peer_in
 from p2pdiloco.daemon import history, wire
 from p2pdiloco.daemon.wire import CreditsAnswer, CreditsQuery
 
@@ -28,8 +30,8 @@ async def asked(
     first = next(m for m in members if isinstance(m, QuickMember))
 
     @contextlib.asynccontextmanager
-    async def visiting(*_: Any) -> AsyncIterator[Any]:
-        yield peer.transport, first.report.status(0.0)
+    async def visiting(join: Sequence[str], run: str, _timeout_s: float) -> AsyncIterator[Any]:
+        yield peer.transport, Search(run, map(peer_in, join)), first.report.status(0.0)
 
     async def reach(*_: Any) -> credits_report.ReachedPeers:
         return credits_report.ReachedPeers([id_of(m) for m in members], {})

@@ -25,7 +25,7 @@ from page_scene import peer, scene, with_own, with_public
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.cli import board as boards
 from p2pdiloco.cli.board import Board, every_of, run, view_of
-from p2pdiloco.cli.status_command import Unreachable
+from p2pdiloco.cli.status_command import Search, Unreachable
 from p2pdiloco.cli.top import AskedMembers, HeardReport
 from p2pdiloco.config.settings import BoardSettings
 from p2pdiloco.core.api.reasons import LossFinding
@@ -353,12 +353,12 @@ class World:
         raise RemoteError("keeps-no-history")
 
     @contextlib.asynccontextmanager
-    async def visiting(self, *_: object) -> AsyncIterator[tuple[World, StatusReport]]:
+    async def visiting(self, *_: object) -> AsyncIterator[tuple[World, Search, StatusReport]]:
         if not self.visits:
             raise KeyboardInterrupt
         if isinstance(found := self.visits.pop(0), Exception):
             raise found
-        yield self, found
+        yield self, Search("", []), found
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
