@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -131,25 +132,23 @@ def addresses_to_dial(
     return tuple(dict.fromkeys([*own, *told, *members])), met
 
 
+@dataclass
 class Visit:
     """Examination of peers, and of a run by way of them."""
 
-    def __init__(
-        self,
-        transport: HivemindTransport,
-        settings: DoctorSettings,
-        data_dir: Path,
-        own: Sequence[str],
-        met: Collection[str] = (),
-    ) -> None:
-        """`own`: address of the node that runs here. `met`: peers that were met before, and not named."""
-        self._met = met
-        self._transport, self._settings, self._data_dir = transport, settings, data_dir
-        self._own_addresses = own
-        self._own = [*map(peer_in, own)]
+    _transport: HivemindTransport
+    _settings: DoctorSettings
+    _data_dir: Path
+    _own_addresses: Sequence[str]
+    """Address of the node that runs here."""
+    _met: Collection[str] = ()
+    """Peers that were met before, and not named."""
+    _run: str = ""
+    _manifest: Manifest | None = None
+
+    def __post_init__(self) -> None:
+        self._own = [*map(peer_in, self._own_addresses)]
         self._reached: list[str] = []
-        self._run = ""
-        self._manifest: Manifest | None = None
 
     async def examine(self, addresses: Sequence[str]) -> AsyncIterator[Diagnosis]:
         """Look at one thing after the other, if anybody is reached."""

@@ -14,12 +14,13 @@ import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.cli.options import say
@@ -107,7 +108,7 @@ async def _copied(way: Way, join: Addresses, timeout_s: float, folders: list[Pat
             else:
                 constants = await given_constants(transport, run.id, run.manifest, members)
             result = await _ResultCopy(run, transport, reports, given).result()
-            return msgspec.structs.replace(result, tokenizer=tokenizer, constants=constants)
+            return replace(result, tokenizer=tokenizer, constants=constants)
     except TransportError as error:
         raise UserError(f"the parameters of the run are not to be had: {error}", "try again") from error
     except TimeoutError:
@@ -187,33 +188,29 @@ async def _run(transport: Transport, report: StatusReport, hosts: Sequence[str])
     return Run(id=found.id, signed=found.signed, manifest=manifest, layouts=layouts)
 
 
+@dataclass
 class _ResultCopy:
     """Copies all fragments of one run."""
 
-    def __init__(
-        self,
-        run: Run,
-        transport: Transport,
-        reports: Sequence[StatusReport],
-        given: Mapping[str, Any] | None,
-    ) -> None:
-        """`given`: version 0 of a run that starts from given parameters, if somebody is still there."""
-        self._run = run
-        self._given = given
-        self._reports = reports
+    _run: Run
+    _transport: Transport
+    _reports: Sequence[StatusReport]
+    _given: Mapping[str, Any] | None
+    """Version 0 of a run that starts from given parameters, if somebody is still there."""
+
+    def __post_init__(self) -> None:
         self._whole: set[int] = set()
         """Fragments that are here."""
-        with room_for(run.manifest):
-            self._vault = Vault.of(run.manifest, run.layouts)
+        with room_for(self._run.manifest):
+            self._vault = Vault.of(self._run.manifest, self._run.layouts)
         self._compute = Compute(self._vault, None)
-        self._transport = transport
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._silent: set[str] = set()
         self._givers: dict[int, str] = {}
         """Seats that are asked for the fragments now."""
         self._checks: dict[bytes, asyncio.Task[bool]] = {}
         """Questions to the others about versions that come, by their digests."""
-        self._copying = Copying(self, transport, self._compute, asyncio.get_running_loop().time)
+        self._copying = Copying(self, self._transport, self._compute, asyncio.get_running_loop().time)
 
     @property
     def run(self) -> str:

@@ -18,6 +18,7 @@ from typing import Literal
 import click
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.cli.options import RunPlace, joined_through, say
@@ -135,7 +136,7 @@ def amend(place: RunPlace, wish: AmendmentWish) -> None:
             click.echo(
                 f"amendment {last.number}, which was to hold from {last.from_tokens} on, is taken back"
             )
-        return msgspec.structs.replace(notice, amendments=amended(notice.amendments, made))
+        return replace(notice, amendments=amended(notice.amendments, made))
 
     publish(place, change)
 
@@ -250,7 +251,7 @@ def vouch_for(place: RunPlace, clear: bool = False) -> None:
             click.echo(f"fragment {version.fragment}: version {version.number} ({digest})")
         members = sum(len(version.members) for version in versions)
         click.echo(f"worked on by {counted(members, 'member')}")
-    publish(place, lambda notice, _: msgspec.structs.replace(notice, vouch=versions))
+    publish(place, lambda notice, _: replace(notice, vouch=versions))
 
 
 def end_invite(place: RunPlace, word: str, **how: bool) -> None:
@@ -383,7 +384,7 @@ class PeerChange(Struct):
         if self.adds:
             return with_entry(notice, self.entries, peer)
         left = tuple(entry for entry in getattr(notice, self.entries) if entry != peer)
-        return msgspec.structs.replace(notice, **{self.entries: left})
+        return replace(notice, **{self.entries: left})
 
     def _peer(self, notice: Notice, reached: ReachedPeers) -> str:
         if self.adds:
@@ -444,7 +445,7 @@ def with_entry(notice: Notice, name: str, entry: str) -> Notice:
     entries = tuple(dict.fromkeys([*getattr(notice, name), entry]))
     if len(entries) > MAX_LISTED:
         raise UserError(f"a notice has {MAX_LISTED} entries of a kind, and they are taken", "take some back")
-    return msgspec.structs.replace(notice, **{name: entries})
+    return replace(notice, **{name: entries})
 
 
 def find_peer(word: str, peers: Collection[str], reached: ReachedPeers, hint: str) -> str:

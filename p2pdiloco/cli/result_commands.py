@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
-import msgspec
+from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import Files, try_file, try_folder
 from p2pdiloco.cli.options import AS_JSON, FILE, Number, command, join_option, patience_option, say
@@ -79,7 +79,7 @@ def read_result(
     content = checked_content(result.manifest.data, read_tokenizer(tokenizer))
     if content is None:
         raise UserError("the run reads text as raw bytes: it has no tokenizer file", "leave --tokenizer out")
-    return msgspec.structs.replace(result, tokenizer=content)
+    return replace(result, tokenizer=content)
 
 
 def _read(
@@ -166,9 +166,9 @@ def export(out: Path, force: bool, dtype: Dtype | None, **source: Any) -> None:
 def _of_dtype(result: RunResult, dtype: Dtype | None) -> RunResult:
     """The result of a run whose exports have this type, if one is given."""
     told = result.manifest.export
-    export = msgspec.structs.replace(told, dtype=dtype or told.dtype)
-    manifest = msgspec.structs.replace(result.manifest, export=export)
-    return msgspec.structs.replace(result, manifest=manifest)
+    export = replace(told, dtype=dtype or told.dtype)
+    manifest = replace(result.manifest, export=export)
+    return replace(result, manifest=manifest)
 
 
 @command("generate", click.Command)

@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -212,19 +213,19 @@ class _KnownMember(Struct):
     """Reason why it does not answer; empty: it does, or was not asked."""
 
 
+@dataclass
 class AskedMembers:
     """Members that are asked, and what they said last."""
 
-    def __init__(
-        self,
-        search: Search,
-        run: str,
-        now: Now,
-        complete: Complete | None = None,
-    ) -> None:
-        """`run`: id of the run. `complete` adds what only the owner of the node here may know; it blocks."""
-        self._search, self._run, self._now, self._complete = search, run, now, complete
-        self._known: dict[str, _KnownMember] = {peer: _KnownMember() for peer in search.joined}
+    _search: Search
+    _run: str
+    """Id of the run."""
+    _now: Now
+    _complete: Complete | None = None
+    """Adds what only the owner of the node here may know; it blocks."""
+
+    def __post_init__(self) -> None:
+        self._known = {peer: _KnownMember() for peer in self._search.joined}
         self._chosen: list[str] = []
         self._look_s = 0.0
         self.answers: dict[str, HeardReport] = {}

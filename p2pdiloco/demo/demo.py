@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -87,26 +88,22 @@ def run(settings: DemoSettings) -> int:
             return EXIT_VERDICT
 
 
+@dataclass
 class Demo:
     """One demo from headline to summary."""
 
-    def __init__(
-        self,
-        settings: DemoSettings,
-        manifest: Manifest,
-        folder: Path,
-        plot: Path | None,
-        console: Console,
-        stop: threading.Event,
-    ) -> None:
-        self._settings = settings
-        self._manifest = manifest
-        self._folder = folder
-        self._plot = plot
-        self._stop = stop
-        self._wants_kill = settings.kill and settings.nodes > 1
-        self._screen = Screen(console, _headline(settings, manifest.run.task, self._wants_kill))
-        self._kill: Kill | None = None
+    _settings: DemoSettings
+    _manifest: Manifest
+    _folder: Path
+    _plot: Path | None
+    _console: Console
+    _stop: threading.Event
+    _kill: Kill | None = None
+
+    def __post_init__(self) -> None:
+        self._wants_kill = self._settings.kill and self._settings.nodes > 1
+        headline = _headline(self._settings, self._manifest.run.task, self._wants_kill)
+        self._screen = Screen(self._console, headline)
 
     def run(self) -> int:
         """Everything. Raises: Interrupted, DemoFailed, UserError."""
