@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import NamedTuple, Protocol
 
 import msgspec
 from msgspec import field
@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import Files, storage_error
 from p2pdiloco.adapters.event_reader import EventReader, LogPlace
+from p2pdiloco.config.settings import Target
 from p2pdiloco.errors import UserError, first_line, install_hint
 from p2pdiloco.util import Frozen, Say, Values, read_note
 
@@ -145,8 +146,6 @@ def _number(value: object) -> float | None:
 
 # Chart libraries.
 
-Target = Literal["tensorboard", "wandb", "trackio"]
-TARGETS: tuple[Target, ...] = get_args(Target)
 TOKENS = "tokens"
 """Name of the axis along which everything is drawn."""
 

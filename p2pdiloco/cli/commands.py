@@ -15,7 +15,6 @@ import click
 from click.core import ParameterSource
 from msgspec.structs import replace
 
-from p2pdiloco.cli.charts import ChartPlace, Target
 from p2pdiloco.cli.options import (
     FILE,
     PATIENCE_S,
@@ -44,6 +43,7 @@ from p2pdiloco.config.settings import (
     LogToSettings,
     NodeSettings,
     StatusSettings,
+    Target,
     TopSettings,
     WatchSettings,
     check_bootstrap,
@@ -290,7 +290,7 @@ def log_to(target: Target, **values: Any) -> int:
              tensorboard --logdir ~/.p2pdiloco/node/tensorboard
     """
     settings = build(LogToSettings, values)
-    from p2pdiloco.cli.charts import carry
+    from p2pdiloco.cli.charts import ChartPlace, carry
     from p2pdiloco.daemon.display.snapshot import counted
     from p2pdiloco.demo.guard import stop_signals
 

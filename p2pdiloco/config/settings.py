@@ -539,6 +539,10 @@ class DoctorSettings(WatchSettings, kw_only=True):
     timeout_s: float = 240.0
 
 
+Target = Literal["tensorboard", "wandb", "trackio"]
+"""Charts to which a log can be carried."""
+
+
 class LogToSettings(Frozen, kw_only=True):
     """`p2pdiloco log-to`."""
 
