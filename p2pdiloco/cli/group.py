@@ -42,9 +42,6 @@ from p2pdiloco.config.values import read_toml
 from p2pdiloco.errors import UserError, clean, without_torch
 from p2pdiloco.release import VERSION
 
-EXIT_USER = 2
-
-
 PARTS: dict[str, tuple[click.Command, ...]] = {
     "Take part": (join, node, can_join, plan, doctor),
     "Your node": (pause, resume, finish, limits),
@@ -85,34 +82,31 @@ def run(arguments: Sequence[str]) -> int:
         missing = without_torch(error)
         if missing is None:
             raise
-        _complain(str(missing), missing.hint, arguments)
-        return missing.exit_status
+        return _complain(missing, arguments)
     except UserError as error:
-        _complain(str(error), error.hint, arguments, error.details)
-        return error.exit_status
+        return _complain(error, arguments)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else "p2pdiloco --help")
         return 0
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "p2pdiloco"
-        _complain(error.format_message(), f"{command} --help", arguments)
-        return EXIT_USER
+        return _complain(UserError(error.format_message(), f"{command} --help"), arguments)
     except click.Abort:
         return EXIT_INTERRUPTED
     return result if isinstance(result, int) else 0
 
 
-def _complain(sentence: str, hint: str, arguments: Sequence[str], details: Sequence[str] = ()) -> None:
+def _complain(error: UserError, arguments: Sequence[str]) -> int:
+    """Tell an error, as the log is written. Returns the exit status."""
     if _logs_json(arguments):
         from p2pdiloco.daemon.display.logs import complaint_line
 
-        say(complaint_line(sentence, hint, details))
-        return
-    say(clean(f"error: {sentence}"))
-    for line in details:
-        say(clean(f"  {line}"))
-    if hint:
-        say(clean(f"hint: {hint}"))
+        say(complaint_line(error))
+        return error.exit_status
+    hint = [f"hint: {error.hint}"] if error.hint else []
+    for line in (f"error: {error}", *(f"  {detail}" for detail in error.details), *hint):
+        say(clean(line))
+    return error.exit_status
 
 
 def _logs_json(arguments: Sequence[str]) -> bool:

@@ -98,7 +98,7 @@ class SpacedLists(click.Command):
                 raise
             from p2pdiloco.daemon.display.logs import complaint_line
 
-            say(complaint_line(str(error), error.hint, error.details))
+            say(complaint_line(error))
             return error.exit_status
 
 

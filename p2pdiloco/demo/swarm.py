@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -125,23 +126,17 @@ class SwarmNode:
 
     def remember_family(self) -> None:
         """Note what the process has started so far."""
-        if self._process is not None and self.alive:
-            try:
-                self._family |= set(psutil.Process(self._process.pid).children(recursive=True))
-            except psutil.NoSuchProcess:
-                return  # it has just ended; what it had started is known from the last time
+        if self.alive:
+            with suppress(psutil.NoSuchProcess):  # what it had started is known from the last time
+                self._family |= set(psutil.Process(self.pid).children(recursive=True))
 
     def child(self, part: str) -> psutil.Process | None:
         """Find its learner ("p2pdiloco.learner") or its network process ("p2pd"), while they run."""
-        if self._process is None or not self.alive:
-            return None
-        try:
-            for process in psutil.Process(self._process.pid).children():
+        with suppress(psutil.NoSuchProcess):  # ended in this moment
+            for process in psutil.Process(self.pid).children() if self.alive else ():
                 words = process.cmdline()
                 if part in words or (words and Path(words[0]).name == part):
                     return process
-        except psutil.NoSuchProcess:
-            return None  # ended in this moment
         return None
 
     @property
@@ -154,9 +149,14 @@ class SwarmNode:
         self.remember_family()
         now = time.monotonic()
         self.signal(signal.SIGKILL)
-        if self._process is not None:
-            self._process.wait()
+        self.wait()
         return now
+
+    def wait(self, most_s: float | None = None) -> None:
+        """Wait for the end of the process, so long at most."""
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(most_s)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process, if it still runs."""
@@ -168,14 +168,10 @@ class SwarmNode:
         self.remember_family()
         left = [process for process in self._family if process.is_running()]
         for process in left:
-            try:
+            with suppress(psutil.NoSuchProcess):  # ended by itself in between
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue  # ended by itself in between
-        if self.alive:
-            self.signal(signal.SIGKILL)
-        if self._process is not None:
-            self._process.wait()
+        self.signal(signal.SIGKILL)
+        self.wait()
         psutil.wait_procs(left, timeout=END_TIMEOUT_S)
         shutil.rmtree(socket_folder(self.data_dir), ignore_errors=True)
         return len(left)
@@ -303,11 +299,7 @@ class Swarm:
             member.signal(signal.SIGTERM)
         until = time.monotonic() + END_TIMEOUT_S
         for member in members:
-            if member._process is not None:
-                try:
-                    member._process.wait(max(0.1, until - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    continue  # clear_away ends it
+            member.wait(max(0.1, until - time.monotonic()))  # clear_away ends it otherwise
         cleared = sum(member.clear_away() for member in members)
         self.guard.release()
         return cleared

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from p2pdiloco.daemon.display.snapshot import MAX_RECENT_LINES, newest_lines
-from p2pdiloco.errors import clean, json_line
+from p2pdiloco.errors import UserError, clean, json_line
 from p2pdiloco.util import Action, Frozen, Now
 
 Style = Literal["text", "json", "tui"]
@@ -148,11 +148,10 @@ def configure_logging(
     logging.getLogger("p2pdiloco").setLevel(level)
 
 
-def complaint_line(sentence: str, hint: str, details: Sequence[str] = ()) -> str:
-    """Word the sentence with which a command ends, as the last line of a JSON log. `details`: as of a
-    `UserError`."""
-    fields = {"hint": hint, "details": list(details)}
-    return JsonFormatter().format(_record(logging.ERROR, sentence, "error", fields))
+def complaint_line(error: UserError) -> str:
+    """Word the error with which a command ends, as the last line of a JSON log."""
+    fields = {"hint": error.hint, "details": list(error.details)}
+    return JsonFormatter().format(_record(logging.ERROR, str(error), "error", fields))
 
 
 def _log_what_python_prints() -> None:

@@ -264,7 +264,7 @@ def test_the_command_lines_last_sentence(
         raise UserError(EVIL, EVIL)
 
     monkeypatch.setattr(group.cli, "main", fails)
-    assert group.run([]) == group.EXIT_USER
+    assert group.run([]) == UserError.exit_status
     said = capsys.readouterr().err.splitlines()
     assert [line[:6] for line in said] == ["error:", "hint: "]
     for line in said:
