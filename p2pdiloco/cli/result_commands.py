@@ -68,7 +68,24 @@ def read_result(
     Raises:
         UserError: none or several are given, it is not to be had, or the tokenizer is not the run's.
     """
-    result = _read(join, data_dir, checkpoint, run, timeout_s)
+    given = sum(map(bool, (join, data_dir, checkpoint)))
+    if given != 1 and (checkpoint or not join):
+        raise UserError(f"{given or 'no'} sources of the parameters are given, one is needed", _HINT)
+    if data_dir is not None and not join:
+        join = _running_there(expanded(data_dir))
+    if join:
+        from p2pdiloco.cli.live_result import result_of_run
+
+        result = result_of_run(join, run, timeout_s, data_dir)
+    else:
+        from p2pdiloco.daemon.run_files.saved_state import load_result, result_on_disk
+
+        if data_dir is not None:
+            result = result_on_disk(expanded(data_dir), run)
+        elif checkpoint is not None:
+            result = load_result(checkpoint)
+            if run and run != result.manifest.run.name and not result.run.startswith(run):
+                raise UserError(f"{checkpoint} is of {result.words()}, not of {run}")
     if not result.merges:
         where = "; a bootstrap keeps no others: ask a member with --join" if data_dir is not None else ""
         say(f"these parameters are version 0: this run has not trained them yet{where}")
@@ -80,29 +97,6 @@ def read_result(
     if content is None:
         raise UserError("the run reads text as raw bytes: it has no tokenizer file", "leave --tokenizer out")
     return replace(result, tokenizer=content)
-
-
-def _read(
-    join: Addresses, data_dir: Path | None, checkpoint: Path | None, run: str, timeout_s: float
-) -> RunResult:
-    given = sum(map(bool, (join, data_dir, checkpoint)))
-    if given != 1 and (checkpoint or not join):
-        raise UserError(f"{given or 'no'} sources of the parameters are given, one is needed", _HINT)
-    if data_dir is not None and not join:
-        join = _running_there(expanded(data_dir))
-    if join:
-        from p2pdiloco.cli.live_result import result_of_run
-
-        return result_of_run(join, run, timeout_s, data_dir)
-    from p2pdiloco.daemon.run_files.saved_state import load_result, result_on_disk
-
-    if data_dir is not None:
-        return result_on_disk(expanded(data_dir), run)
-    assert checkpoint is not None
-    result = load_result(checkpoint)
-    if run and run != result.manifest.run.name and not result.run.startswith(run):
-        raise UserError(f"{checkpoint} is of {result.words()}, not of {run}")
-    return result
 
 
 def _running_there(folder: Path) -> Addresses:

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import asdict
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -265,7 +266,6 @@ class Demo:
         loss_after = judge.loss_of(newest.vault)
         kill = self._kill
         survivors = [t for t in chronicle.nodes.values() if kill is None or t.name != kill.node]
-        pauses = verdict.pauses(survivors, began_s, ended_s)
         resumed = {str(f): round(s, 3) for f, s in sorted(kill.resumed_s.items())} if kill else {}
         return DemoSummary(
             preset=self._settings.preset,
@@ -278,9 +278,7 @@ class Demo:
             tokens=sum(trace.last.tokens_total for trace in chronicle.nodes.values() if trace.last),
             kills=int(kill is not None),
             participation=chronicle.participation(),
-            longest_pause_s=pauses.longest_s if pauses else None,
-            longest_aside_s=pauses.longest_aside_s if pauses else None,
-            median_inner_step_s=pauses.median_step_s if pauses else None,
+            **asdict(verdict.pauses(survivors, began_s, ended_s)),
             t_resume_s=max(resumed.values(), default=None),
             t_resume_by_fragment_s=resumed,
             t_back_s=kill.back_s if kill else None,

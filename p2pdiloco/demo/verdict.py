@@ -39,7 +39,18 @@ class Kill(Struct):
         return self.back_s is not None and len(self.resumed_s) == len(self.fragments)
 
 
-class DemoSummary(Frozen, kw_only=True):
+class Pauses(Frozen):
+    """Pauses of learners, and their median inner step, in seconds; None: no learner said anything."""
+
+    longest_pause_s: float | None = None
+    """Longest time from the end of one inner step to the end of the next, over all survivors, without
+    evaluations and checkpoints."""
+    longest_aside_s: float | None = None
+    """Longest evaluation or checkpoint of a survivor, in which it made no inner step."""
+    median_inner_step_s: float | None = None
+
+
+class DemoSummary(Pauses, frozen=True, kw_only=True):
     """The report. Losses are in nats per byte (`loss_unit`); unknown is None."""
 
     preset: str
@@ -55,12 +66,6 @@ class DemoSummary(Frozen, kw_only=True):
     kills: int
     participation: float | None
     """Contributions merged / learners that were live, over all merges."""
-    longest_pause_s: float | None
-    """Longest time from the end of one inner step to the end of the next, over all survivors, without
-    evaluations and checkpoints."""
-    longest_aside_s: float | None
-    """Longest evaluation or checkpoint of a survivor, in which it made no inner step."""
-    median_inner_step_s: float | None
     t_resume_s: float | None
     """The slowest fragment's."""
     t_resume_by_fragment_s: dict[str, float]
@@ -83,21 +88,13 @@ def choose_victim(chronicle: Chronicle, alive: Sequence[str]) -> str:
     return best if chronicle.offices_of(best) else ""
 
 
-class Pauses(Frozen):
-    """Pauses of learners, and their median inner step, in seconds."""
-
-    longest_s: float
-    longest_aside_s: float
-    median_step_s: float
-
-
-def pauses(traces: Iterable[NodeTrace], began_s: float, ended_s: float) -> Pauses | None:
-    """Pauses between two moments, start-up of learners left out; None: no learner said anything."""
+def pauses(traces: Iterable[NodeTrace], began_s: float, ended_s: float) -> Pauses:
+    """Pauses between two moments, start-up of learners left out."""
     lives = itertools.chain.from_iterable(trace.lives for trace in traces)
     warm = itertools.chain.from_iterable(life[WARM_UP_LINES:] for life in lives)
     lines = [line for line in warm if began_s <= line.mono <= ended_s]
     if not lines:
-        return None
+        return Pauses()
     return Pauses(
         max(line.longest_gap_s for line in lines),
         max(line.longest_aside_s for line in lines),

@@ -168,7 +168,7 @@ def test_recovery_is_the_first_version_published_after_the_kill(chronicle: Chron
 
 def test_pauses_leave_start_up_and_what_is_outside_the_time_out(chronicle: Chronicle) -> None:
     node = chronicle.nodes["one"]
-    assert pauses([node], 0, 100) is None
+    assert pauses([node], 0, 100) == Pauses()
     for at_s, gap_s in ((1, 9.0), (2, 8.0), (3, 7.0), (4, 0.2), (5, 0.3), (200, 5.0)):
         chronicle.feed(progress("one", at_s, 0.1, gap_s, gap_s / 2))
     assert pauses([node], 0, 100) == Pauses(0.3, 0.15, 0.1)
