@@ -153,7 +153,7 @@ async def _of_seats(
     for attempt in range(ROUNDS):
         seats = await _named_seats(transport, run, [report.answered_by for report in reports])
         if seats.isdisjoint(report.answered_by for report in reports):
-            reports = [*reports, *await search.of(transport, run.id, seats)]
+            reports = [*reports, *await search.ask_members(transport, run.id, of=seats)]
         if not open_to_all:
             reports = await _that_let_us_read(transport, run, reports, shown)
         found = [report for report in reports if report.answered_by in seats]

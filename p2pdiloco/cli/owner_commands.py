@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,12 +90,9 @@ def save_qr(word: str, path: Path) -> None:
 
 # Invites and links: a run as one word.
 
-OWNED_DIR = partial(
-    click.option,
-    "--data-dir",
-    type=FILE,
-    help="Folder with owner.key: of the node or bootstrap that signed the run. "
-    "[default: their own default folders]",
+OWNED_DIR = data_dir_option(
+    "Folder with owner.key: of the node or bootstrap that signed the run. "
+    "[default: their own default folders]"
 )
 
 
@@ -109,7 +106,7 @@ OWNED_DIR = partial(
     "--name", default="", metavar="WHO", help="Whom it is for, to revoke it by that; nobody sees it."
 )
 @join_option("Peer to join through, instead of those that this folder knows; may be repeated.")
-@OWNED_DIR()
+@OWNED_DIR
 @click.option("--link", is_flag=True, hidden=True, expose_value=False, help="Each invite is in a link.")
 @with_qr
 @click.option(
@@ -223,7 +220,7 @@ def _at_run(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.argument("run")
     @join_option("Peer of the run to give it to, beside those that this folder knows; may be repeated.")
-    @OWNED_DIR()
+    @OWNED_DIR
     @wraps(command)
     def placed(run: str, join: Addresses, data_dir: Path | None, **arguments: Any) -> None:
         command(place=RunPlace(run, join, data_dir), **arguments)

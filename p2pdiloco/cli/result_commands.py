@@ -17,7 +17,16 @@ import click
 from msgspec.structs import replace
 
 from p2pdiloco.adapters.data_dir import Files, try_file, try_folder
-from p2pdiloco.cli.options import AS_JSON, FILE, Number, command, join_option, patience_option, say
+from p2pdiloco.cli.options import (
+    AS_JSON,
+    FILE,
+    Number,
+    command,
+    data_dir_option,
+    join_option,
+    patience_option,
+    say,
+)
 from p2pdiloco.config.manifest import BYTES, Dtype
 from p2pdiloco.config.values import Addresses, expanded
 from p2pdiloco.errors import UserError, clean
@@ -35,11 +44,9 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The flags of a source."""
     options = (
         join_option("Take the parameters from a live run: its link, or the address of any of its peers."),
-        click.option(
-            "--data-dir",
-            type=FILE,
-            help="From the folder of a node; with --join, what is in it lets you read. "
-            "[default: the usual folders]",
+        data_dir_option(
+            "From the folder of a node; with --join, what is in it lets you read. "
+            "[default: the usual folders]"
         ),
         click.option("--checkpoint", type=FILE, help="From a checkpoint file."),
         click.option(

@@ -191,7 +191,7 @@ async def visiting(
     try:
         async with asyncio.timeout(timeout_s) as limit, visitor(join) as transport:
             is_joined = True
-            report = await search.report(transport)
+            (report, *_) = await search.reports(transport, enough=1)
             limit.reschedule(None)
             yield transport, search, report
     except TimeoutError:
@@ -217,14 +217,6 @@ class Search:
         self._listed = ""
         self._refusals: dict[str, str] = {}
 
-    async def report(self, transport: Transport) -> StatusReport:
-        """The first good answer.
-
-        Raises:
-            UserError: several runs fit.
-        """
-        return (await self.reports(transport, enough=1))[0]
-
     async def reports(self, transport: Transport, enough: int = MAX_ASKED) -> list[StatusReport]:
         """Answers of so many members, or of all that can be asked; at least one. Settled ones come first.
 
@@ -237,14 +229,10 @@ class Search:
             self._listed = search.known
             if chosen is not None:
                 self._run = chosen if chosen.peers else None
-                answers = await self._ask_members(transport, chosen.run, enough)
+                answers = await self.ask_members(transport, chosen.run, enough)
                 if answers:
                     return answers
             await asyncio.sleep(PAUSE_S)
-
-    async def of(self, transport: Transport, run: str, peers: Container[str]) -> list[StatusReport]:
-        """Answers of those of these peers that are listed, as `reports` has them."""
-        return await self._ask_members(transport, run, MAX_ASKED, peers)
 
     @contextlib.contextmanager
     def said(self, timeout_s: float, say: Callable[[str], None]) -> Iterator[None]:
@@ -282,8 +270,8 @@ class Search:
             "a bootstrap serves one with --run run.toml; a slow network needs a larger --timeout-s",
         )
 
-    async def _ask_members(
-        self, transport: Transport, run: str, enough: int, of: Container[str] | None = None
+    async def ask_members(
+        self, transport: Transport, run: str, enough: int = MAX_ASKED, of: Container[str] | None = None
     ) -> list[StatusReport]:
         """Answers, until so many are of settled members; those come first. `of`: only of these peers."""
         settled: list[StatusReport] = []
