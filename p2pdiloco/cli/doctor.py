@@ -66,7 +66,7 @@ MOST_MET = 3
 """Members met before that are dialled."""
 
 
-Look = Callable[[], Awaitable[Iterable[Diagnosis]]]
+Look = Callable[[], Awaitable[Diagnosis | Iterable[Diagnosis]]]
 Check = tuple[str, Look, float]
 """Name of a check, what it looks with, and within how many seconds."""
 
@@ -171,21 +171,21 @@ class Visit:
         found, self._reached = await dial_peers(self._transport, addresses, self._met)
         return found
 
-    async def _find(self) -> list[Diagnosis]:
+    async def _find(self) -> Diagnosis:
         found, listed, self._manifest = await find_run(self._transport, self._settings.run, self._reached)
         self._run = listed.run if listed is not None else ""
-        return [found]
+        return found
 
-    async def _versions(self) -> list[Diagnosis]:
+    async def _versions(self) -> Diagnosis:
         if not self._run:
-            return [skipped("versions", "the run was not found")]
+            return skipped("versions", "the run was not found")
         return await check_versions(self._transport, self._run)
 
     async def _footprint(self) -> list[Diagnosis]:
         if self._manifest is None:
             return [skipped("memory", "what a run takes is not known: it was not found")]
         try:
-            return [*await _here(partial(check_footprint, self._manifest, self._data_dir))()]
+            return await asyncio.to_thread(list, check_footprint(self._manifest, self._data_dir))
         except ModuleNotFoundError as error:
             missing = without_torch(error)
             if missing is None:
@@ -207,12 +207,10 @@ class Visit:
             return [good("port", words)]
         return [warning("port", words, f"between is {likely_obstacle()}")]
 
-    async def _link(self) -> list[Diagnosis]:
+    async def _link(self) -> Diagnosis:
         others = [peer for peer in self._reached if peer not in self._own]
         if not others:
-            return [
-                skipped("link", "the only peer that was named runs on this machine", "--join another one")
-            ]
+            return skipped("link", "the only peer that was named runs on this machine", "--join another one")
         return await check_link(self._transport, others[0], self._manifest)
 
 
@@ -543,41 +541,41 @@ async def dial_peers(
     return found, reached
 
 
-async def check_clock(transport: HivemindTransport, peers: Sequence[str]) -> list[Diagnosis]:
+async def check_clock(transport: HivemindTransport, peers: Sequence[str]) -> Diagnosis:
     """Compare our clock with the peers' (the middle one, of several)."""
     ahead = []
     for peer in peers[:MAX_ASKED]:
         with suppress(TransportError, TimeoutError):
             ahead.append(await transport.meet(peer))
     if not ahead:
-        return [skipped("clock", "no peer says what time it is")]
+        return skipped("clock", "no peer says what time it is")
     middle = sorted(ahead)[len(ahead) // 2]
     words = f"{abs(middle):.1f} s {'behind' if middle > 0 else 'ahead of'} the peers'"
     todo = "synchronise it: timedatectl set-ntp true (if several peers agree; else it may be theirs)"
     if abs(middle) >= FAR_S:
-        return [bad("clock", f"{words}: nodes within {FAR_S:g} s of each other are let in", todo)]
+        return bad("clock", f"{words}: nodes within {FAR_S:g} s of each other are let in", todo)
     if abs(middle) >= NEAR_S:
-        return [warning("clock", words, todo)]
-    return [good("clock", f"within {max(0.1, abs(middle)):.1f} s of the peers'")]
+        return warning("clock", words, todo)
+    return good("clock", f"within {max(0.1, abs(middle)):.1f} s of the peers'")
 
 
-async def check_versions(transport: Transport, run: str) -> list[Diagnosis]:
+async def check_versions(transport: Transport, run: str) -> Diagnosis:
     """Compare our protocol version with that of the run's members."""
     counts = Counter(record.wire_version for record in (await presences(transport, run)).values())
     if not counts:
-        return [skipped("versions", "no member of the run is listed")]
+        return skipped("versions", "no member of the run is listed")
     others = {version: number for version, number in counts.items() if version != WIRE_VERSION}
     if not others:
         listed = counted(counts.total(), "listed member")
-        return [good("versions", f"{listed}, of protocol version {WIRE_VERSION} as this program")]
+        return good("versions", f"{listed}, of protocol version {WIRE_VERSION} as this program")
     words = ", ".join(f"{number} speak version {version}" for version, number in sorted(counts.items()))
     newest = max(others)
     todo = (
         "update this p2pdiloco" if newest > WIRE_VERSION else "ask the others to update, or use their version"
     )
     if WIRE_VERSION not in counts:
-        return [bad("versions", f"members: {words}; we speak {WIRE_VERSION}", todo)]
-    return [warning("versions", f"members: {words}; we speak {WIRE_VERSION}", todo)]
+        return bad("versions", f"members: {words}; we speak {WIRE_VERSION}", todo)
+    return warning("versions", f"members: {words}; we speak {WIRE_VERSION}", todo)
 
 
 async def check_reach(transport: Transport, peers: Sequence[str]) -> list[Diagnosis]:
@@ -684,15 +682,15 @@ def check_footprint(manifest: Manifest, data_dir: Path) -> Iterator[Diagnosis]:
         yield good("disk", words)
 
 
-async def check_link(transport: Transport, peer: str, manifest: Manifest | None) -> list[Diagnosis]:
+async def check_link(transport: Transport, peer: str, manifest: Manifest | None) -> Diagnosis:
     """Measure the link, and say what `plan` makes of it."""
     try:
         measured = await measure(transport, peer)
     except UserError as error:  # a peer that measures with somebody else is nothing bad
-        return [skipped("link", str(error), error.hint)]
+        return skipped("link", str(error), error.hint)
     words = f"{measured.words()} to …{peer[-6:]}"
     if manifest is None:
-        return [good("link", words)]
+        return good("link", words)
     from p2pdiloco.daemon.network.link import demand
 
     members = manifest.group.expected_members or MEMBERS
@@ -702,11 +700,11 @@ async def check_link(transport: Transport, peer: str, manifest: Manifest | None)
     if carried is None:
         few = demands[-1]
         todo = f"{more}; the run's owner can choose settings for slower links"
-        return [warning("link", f"{words}: too slow for every merge, {few.participation:.0%} at best", todo)]
+        return warning("link", f"{words}: too slow for every merge, {few.participation:.0%} at best", todo)
     shown = f"{words}: enough for every merge from {carried.step_s:g} s for an inner step on"
     if carried.step_s > 1.0:
-        return [warning("link", shown, f"a faster machine contributes less often; {more}")]
-    return [good("link", shown)]
+        return warning("link", shown, f"a faster machine contributes less often; {more}")
+    return good("link", shown)
 
 
 # Checks, each with a bound in time, and all of them together.
@@ -716,7 +714,8 @@ async def findings_of(check: str, look: Look, within_s: float) -> AsyncIterator[
     """Look at one thing. Whatever goes wrong with that is a finding, too."""
     try:
         async with asyncio.timeout(within_s):
-            found = list(await look())
+            told = await look()
+            found = [told] if isinstance(told, Diagnosis) else list(told)
     except TimeoutError:
         found = [skipped(check, f"this took longer than {within_s:g} s")]
     except UserError as error:

@@ -199,11 +199,11 @@ class Peers:
     ("ahead_s", "wanted"), [(0.2, "good"), (-2.0, "warning"), (3.5, "bad"), (-1000.0, "bad")]
 )
 async def test_the_clock_is_compared_with_the_peers(ahead_s: float, wanted: str) -> None:
-    (found,) = await doctor.check_clock(Peers(ahead_s), ["mute", "a", "b"])  # type: ignore[arg-type]
+    found = await doctor.check_clock(Peers(ahead_s), ["mute", "a", "b"])  # type: ignore[arg-type]
     assert found.level.value == wanted
     if wanted != "good":
         assert ("behind" in found.words) is (ahead_s > 0) and "set-ntp" in found.todo
-    (found,) = await doctor.check_clock(Peers(), ["mute"])  # type: ignore[arg-type]
+    found = await doctor.check_clock(Peers(), ["mute"])  # type: ignore[arg-type]
     assert found.level is Level.SKIPPED
 
 
@@ -216,7 +216,7 @@ async def test_versions_are_compared_with_the_members() -> None:
         ([WIRE_VERSION - 1], "bad", "ask the others"),
     ):
         transport.versions = versions
-        (found,) = await doctor.check_versions(transport, "ab" * 32)  # type: ignore[arg-type]
+        found = await doctor.check_versions(transport, "ab" * 32)  # type: ignore[arg-type]
         assert found.level.value == wanted and todo in found.todo
 
 
@@ -317,7 +317,7 @@ async def test_what_the_link_carries(
 
     monkeypatch.setattr(doctor, "measure", measure)
     transport: Any = None
-    (found,) = await doctor.check_link(transport, PEER, for_bytes(for_run("tiny", "tiny")))
+    found = await doctor.check_link(transport, PEER, for_bytes(for_run("tiny", "tiny")))
     assert found.level.value == wanted and words in found.words
 
 
