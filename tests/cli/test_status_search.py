@@ -114,7 +114,7 @@ async def test_whoever_cannot_be_dialled_is_a_short_line_with_the_first_reason()
     search.members = AsyncMock(return_value={peer: ("/ip4/192.0.2.2/tcp/1",)})  # type: ignore[method-assign]
     search._run = ListedRun(RUN, ["test"], [])
     for _ in why:
-        assert await search._ask_members(transport, RUN, 1) == []  # type: ignore[arg-type]
+        assert await search.ask_members(transport, RUN, 1) == []  # type: ignore[arg-type]
     assert search.failure(1.0).details == [f"…{peer[-6:]}: connection refused"]
 
 

@@ -139,13 +139,13 @@ class LinesView:
     _meaning: Sequence[str]
     """Sentences on what the words of the view mean."""
     _snapshot: Any
-    _explained: bool = False
+    explained: bool = False
     """True: those are shown in place of the snapshot."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height, width = options.height or console.size.height, options.max_width
         lines = [Text(line) for text in self._meaning for line in folded(text, width)][: max(1, height - 1)]
-        if not self._explained:
+        if not self.explained:
             lines = self._lines(self._snapshot, width, height)
         yield Text("\n").join(lines)
 
