@@ -437,7 +437,8 @@ def asking(node: Daemon, run: str = "") -> Iterator[Callable[[], dict[str, Any]]
     def ask() -> dict[str, Any]:
         deadline = Deadline(ANSWER_S)
         while not deadline.over():
-            told: dict[str, Any] = json.loads(json_line(call(Search(run, peers_of(join)).report(transport))))
+            (report, *_) = call(Search(run, peers_of(join)).reports(transport, enough=1))
+            told: dict[str, Any] = json.loads(json_line(report))
             if told["answered_by"] == node.peer_id:
                 return told
         raise AssertionError(f"{node.name} does not answer within {deadline}\n{node.tail()}")
