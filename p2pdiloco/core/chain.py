@@ -186,7 +186,7 @@ class Chain:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Seats without which nothing becomes final (`finality.absent`)."""
+        """Seats that attested nothing for half of the run, in which nothing became final."""
         return absent(self.header.finality, self.marks.table)
 
 
