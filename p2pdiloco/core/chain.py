@@ -242,11 +242,6 @@ class Marks:
         mark = self._by.get(peer)
         return mark.seat if mark else None
 
-    def seated_by(self, number: int) -> frozenset[str]:
-        """List the peers whose seat stands, and stood in that version."""
-        marks = (mark for mark in self.table if mark.seat and mark.seat.begun <= number)
-        return self.seats.intersection(mark.learner for mark in marks)
-
     def seated_since(self, number: int) -> frozenset[str]:
         """List the peers that have a seat and were merged in that version or later."""
         lately = (mark.learner for mark in self._worked if mark.number >= number)
