@@ -17,7 +17,7 @@ from p2pdiloco.adapters.data_dir import DataDir, own_peer
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest, canonical_bytes
 from p2pdiloco.config.presets import begun_by
-from p2pdiloco.daemon.run_files.known_runs import is_beginning, load_own_addresses, saved_runs
+from p2pdiloco.daemon.run_files.known_runs import WaysIn, is_beginning, saved_runs
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.learner.channel import join_daemon
 from p2pdiloco.tasks.registry import load_manifest
@@ -100,7 +100,7 @@ class SessionDaemon:
 
     def addresses(self) -> tuple[str, ...]:
         """List the addresses of the daemon, the best first."""
-        return tuple(load_own_addresses(self._folder))
+        return WaysIn.load(self._folder).own
 
     def tell_addresses(self, run: str) -> None:
         """Print where others join."""

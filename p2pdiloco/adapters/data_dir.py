@@ -3,7 +3,7 @@
     identity.key                      the node's Ed25519 key
     lock                              flock held while a node runs here
     events.jsonl                      `EventsLog`
-    joined.json                       runs that the node joined, and settings of its last start
+    joined.json                       ways into runs (`daemon.run_files.known_runs`)
     runs/<first 16 of run id>/        `adapters.run_store`, learner.safetensors
 
 `DataDir` gives the folder to one running node. `Files` writes durably. `Spool` is scratch for payloads that

@@ -91,11 +91,12 @@ def node(context: click.Context, /, forget: bool, **values: Any) -> int | None:
     """
     from p2pdiloco.daemon.admission import with_invite
     from p2pdiloco.daemon.network.discovery import with_nearby
+    from p2pdiloco.daemon.run_files.known_runs import WaysIn
 
     if not (forget or context.default_map or any(values[name] for name in BEGINS_ANEW)):
         values |= _remembered(context, expanded(values["data_dir"]))
     given = with_nearby(with_invite(build(NodeSettings, values)), say)
-    settings = check_node(given)
+    settings = check_node(given, WaysIn.load(given.data_dir).lead_back)
     from p2pdiloco.daemon.start import run_node
 
     return run_node(settings)
@@ -110,9 +111,9 @@ def _remembered(context: click.Context, data_dir: Path) -> Values:
     since."""
     from p2pdiloco.cli.guide import saved_settings
     from p2pdiloco.daemon.owner.wishes import load_wishes
-    from p2pdiloco.daemon.run_files.known_runs import Joined
+    from p2pdiloco.daemon.run_files.known_runs import WaysIn
 
-    kept = Joined.load(data_dir).settings or saved_settings(data_dir)
+    kept = WaysIn.load(data_dir).settings or saved_settings(data_dir)
     wanted = kept.keys() - load_wishes(data_dir).changed
     found = {
         each.name: each.type_cast_value(context, kept[each.name] if each.multiple else str(kept[each.name]))

@@ -46,7 +46,7 @@ from p2pdiloco.daemon.budgets import free_disk_bytes, free_memory_bytes
 from p2pdiloco.daemon.display.snapshot import counted
 from p2pdiloco.daemon.network.discovery import ask_status, listen_again, presences
 from p2pdiloco.daemon.network.reach import measure, tcp_ports
-from p2pdiloco.daemon.run_files.known_runs import ListedRun, RunSearch, load_own_addresses, load_peers
+from p2pdiloco.daemon.run_files.known_runs import ListedRun, RunSearch, WaysIn
 from p2pdiloco.errors import (
     RemoteError,
     StorageError,
@@ -79,10 +79,11 @@ def _here(look: Callable[[], Iterable[Diagnosis]]) -> Look:
 async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
     """Look at everything, and tell of each thing when it was looked at."""
     data_dir = node_folder(settings.data_dir)
-    runs_here, own = False, list[str]()
+    runs_here = False
+    own: Sequence[str] = ()
     with suppress(StorageError):  # which the check of the folder says
         runs_here = data_dir.is_dir() and is_in_use(data_dir)
-        own = load_own_addresses(data_dir)[:1] if runs_here else []
+        own = WaysIn.load(data_dir).own[:1] if runs_here else ()
     given, met = addresses_to_dial(settings, data_dir, own)
     addresses: list[str] = []
 
@@ -127,7 +128,7 @@ def addresses_to_dial(
     if settings.join or not data_dir.is_dir():
         return settings.join, frozenset()
     told = joined_through_before(NodeSettings(data_dir=data_dir, run=settings.run))
-    members = [address for address in load_peers(data_dir)[-MOST_MET:] if address not in told]
+    members = [address for address in WaysIn.load(data_dir).members[-MOST_MET:] if address not in told]
     met = frozenset(map(peer_in, (*own, *members))) - frozenset(map(peer_in, told))
     return tuple(dict.fromkeys([*own, *told, *members])), met
 
@@ -500,7 +501,7 @@ async def dialable_visitor(data_dir: Path, listens: bool) -> AsyncIterator[Hivem
     """
     listen: Sequence[str] = ANY_ADDRESS
     if listens and await asyncio.to_thread(data_dir.is_dir):
-        listen = await listen_again(data_dir, ANY_ADDRESS)
+        listen = await listen_again(WaysIn.load(data_dir).port, ANY_ADDRESS)
     async with visitor((), listen, P2PDOptions(relay=False)) as transport:
         yield transport
 

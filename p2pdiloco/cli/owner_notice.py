@@ -24,7 +24,7 @@ from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.cli.options import RunPlace, joined_through, say
 from p2pdiloco.cli.status_command import visit, visitor
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.values import Addresses, check_peer_address, peer_in
+from p2pdiloco.config.values import Addresses, is_peer_address, peer_in
 from p2pdiloco.core.api.config import (
     LEAST_FACTOR,
     MAX_MESSAGE,
@@ -55,10 +55,9 @@ from p2pdiloco.daemon.notice import (
 from p2pdiloco.daemon.run_files.known_runs import (
     SHORT,
     RunSearch,
+    WaysIn,
     is_link,
     is_whole_id,
-    load_own_addresses,
-    load_peers,
     peers_of,
     saved_runs,
     usual_folders,
@@ -291,7 +290,7 @@ def _own_addresses(owned: Ownership) -> Addresses:
     """List the addresses of the owner's nodes: of the folder with the key, and of the usual ones, if they
     are in the run."""
     usual = [folder for folder in usual_folders(None) if run_folder(folder, owned.run).exists()]
-    found = [address for folder in (owned.data_dir, *usual) for address in load_own_addresses(folder)]
+    found = [address for folder in (owned.data_dir, *usual) for address in WaysIn.load(folder).own]
     return tuple(dict.fromkeys(found))
 
 
@@ -309,11 +308,7 @@ def _words_of(peer: str, record: wire.Presence) -> str:
     """Word where a member is; empty: nobody can tell."""
     for address in record.addresses:
         whole = address if "/p2p/" in address else f"{address}/p2p/{peer}"
-        try:
-            check_peer_address(whole)
-        except ConfigError:
-            continue
-        if peer_in(whole) == peer:
+        if is_peer_address(whole) and peer_in(whole) == peer:
             return f"{clean(record.name) or 'a member'} is at {clean(whole)}"
     return ""
 
@@ -618,7 +613,7 @@ def why_cannot_join(run: str, join: Addresses, folder: Path, timeout_s: float) -
     invite = way.link.invite if way.link is not None else None
     if invite is not None and 0 < invite.grant.expires < time.time():
         return str(AdmissionFault.EXPIRED)
-    addresses = tuple(dict.fromkeys([*joined_through(way.join)[0], *load_peers(folder)]))
+    addresses = tuple(dict.fromkeys([*joined_through(way.join)[0], *WaysIn.load(folder).members]))
     if not addresses:
         raise UserError("there is no peer to ask", "give a run link, an invite, or --join ADDRESS")
     key = folder / "identity.key"

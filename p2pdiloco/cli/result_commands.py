@@ -109,9 +109,9 @@ def read_result(
 def _running_there(folder: Path) -> Addresses:
     """List the addresses of the node that runs with that folder; none: no node does."""
     from p2pdiloco.adapters.data_dir import is_in_use
-    from p2pdiloco.daemon.run_files.known_runs import load_own_addresses
+    from p2pdiloco.daemon.run_files.known_runs import WaysIn
 
-    return tuple(load_own_addresses(folder)) if folder.is_dir() and is_in_use(folder) else ()
+    return WaysIn.load(folder).own if folder.is_dir() and is_in_use(folder) else ()
 
 
 DEVICE = click.option(

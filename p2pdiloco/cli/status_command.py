@@ -76,7 +76,7 @@ from p2pdiloco.daemon.run_files.known_runs import (
     ListedRun,
     PublishedRun,
     RunSearch,
-    load_own_addresses,
+    WaysIn,
     peers_of,
     pull_run,
     usual_folders,
@@ -141,12 +141,12 @@ def local_addresses(folder: Path | None) -> Addresses:
     usual = usual_folders(folder)
     folders = [path for path in usual if folder is not None or path.is_dir()]
     for path in folders:
-        if is_in_use(path) and (found := load_own_addresses(path)):
+        if is_in_use(path) and (found := WaysIn.load(path).own):
             if words := away_words(path):
                 raise NoNodes(
                     f"the node here has left its run for now; {words}", "ask another: --join ADDRESS"
                 )
-            return tuple(found)
+            return found
     where = " or ".join(map(str, folders or usual))
     raise Unreachable(
         f"no node and no bootstrap runs here with the data folder {where}",

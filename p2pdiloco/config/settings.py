@@ -435,13 +435,10 @@ def check_environment(environment: Mapping[str, str], known: frozenset[str]) -> 
             raise ConfigError(f"the environment variable {name} is not known", hint)
 
 
-def met_before(data_dir: Path) -> bool:
-    """Tell whether the node of this folder joined a run, or met a member of one."""
-    return any((expanded(data_dir) / name).exists() for name in ("peers.txt", "joined.json"))
-
-
-def check_node(settings: NodeSettings) -> NodeSettings:
+def check_node(settings: NodeSettings, was_here: bool = False) -> NodeSettings:
     """Check what no single flag can: addresses, and rules between flags. Expands "~".
+
+    `was_here`: the node of this folder joined a run before, or met a member of one.
 
     Raises:
         ConfigError: one clear sentence naming the flag.
@@ -470,7 +467,7 @@ def check_node(settings: NodeSettings) -> NodeSettings:
             "--run-file starts a new run, so it needs --genesis",
             hint="to take part in an existing run, give --join and perhaps --run NAME",
         )
-    if not (settings.join or settings.run_file or met_before(settings.data_dir)):
+    if not (settings.join or settings.run_file or was_here):
         raise ConfigError(
             "there is no peer to join: give a run link, an invite, or the address of a peer",
             hint="p2pdiloco node LINK, or --join ADDRESS; to start a new run alone: p2pdiloco node --genesis "

@@ -344,6 +344,15 @@ def check_peer_address(address: str) -> None:
         raise ConfigError(f'--join has a mistyped peer id "{peer}" in "{address}"', _PEER_HINT)
 
 
+def is_peer_address(address: str) -> bool:
+    """Tell whether this is the address of a peer."""
+    try:
+        check_peer_address(address)
+    except ConfigError:
+        return False
+    return True
+
+
 def check_multiaddr(address: str, flag: str) -> None:
     """Check a multiaddr's form: a known host protocol, a valid host, tcp or udp, a port.
 

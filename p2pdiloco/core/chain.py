@@ -186,7 +186,7 @@ class Chain:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Seats without which nothing becomes final (`finality.absent`)."""
+        """Seats that attested nothing for half of the run, in which nothing became final."""
         return absent(self.header.finality, self.marks.table)
 
 
@@ -241,11 +241,6 @@ class Marks:
         """Find the seat of that peer, or of an invite's key what ended it; None: it never had one."""
         mark = self._by.get(peer)
         return mark.seat if mark else None
-
-    def seated_by(self, number: int) -> frozenset[str]:
-        """List the peers whose seat stands, and stood in that version."""
-        marks = (mark for mark in self.table if mark.seat and mark.seat.begun <= number)
-        return self.seats.intersection(mark.learner for mark in marks)
 
     def seated_since(self, number: int) -> frozenset[str]:
         """List the peers that have a seat and were merged in that version or later."""

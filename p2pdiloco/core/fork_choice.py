@@ -17,7 +17,6 @@ from msgspec import Meta, Struct
 from p2pdiloco.core.api.reasons import Basis
 from p2pdiloco.core.api.types import Count, Head
 from p2pdiloco.core.base import earliest
-from p2pdiloco.core.chain import Marks
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.members import Derived
 from p2pdiloco.util import BoundedDict
@@ -54,9 +53,7 @@ class ForkChoice:
     An update shows how a state was made, and a state does not. So the updates of any heavier head are
     followed, one by one, and a state is copied only of a head that has *support*: at least half of the
     voices stand on it, or more than half where this node is a newcomer, which has nothing of the run. Voices
-    are the seats that are here, and ourselves; where they are more than half of those that began by the last
-    final version, only these, so that nobody makes a side of a split the larger one who joined it. Of a
-    newcomer they are those that `Guidance` names.
+    are the seats that are here, and ourselves; of a newcomer those that `Guidance` names.
 
     1. The head that has support is the run's; of two halves the heavier one.
     2. A lighter one than ours is followed only once ours has had none for a while (`settle_s`): those
@@ -162,17 +159,11 @@ class ForkChoice:
         confirmed, given = self._shared.view.confirmed(now), self._context.roster.given
         if self.begins:
             return self._guided(confirmed)
-        return self._derived.of(
-            "seats", self._seats, confirmed, given, self._chain.marks, self._shared.confirmed
-        )
+        return self._derived.of("seats", self._seats, confirmed, given, self._shared.confirmed)
 
-    def _seats(self, confirmed: list[str], given: AbstractSet[str], marks: Marks, with_me: bool) -> list[str]:
+    def _seats(self, confirmed: list[str], given: AbstractSet[str], with_me: bool) -> list[str]:
         here = [*confirmed, self._shared.me] if with_me else confirmed
         found = [peer for peer in here if peer in given]
-        if final := self._chain.header.finality.final.number:
-            oldest = marks.seated_by(final)
-            if 2 * len(oldest.intersection(found)) > len(oldest):
-                return [peer for peer in found if peer in oldest]
         return found or [peer for peer in here if peer in self._context.roster.known]
 
     def _guided(self, confirmed: list[str]) -> list[str]:

@@ -488,7 +488,8 @@ def office_fault(
     proof = counting(proof, chain.marks.seats | {header.syncer})
     mine = plan_of(parent, config).topmost, context.index, *of
     number, digest = proof.base
-    elsewhere = number > chain.head.number or chain.digest_of(number) not in (None, digest)
+    old = not 0 <= chain.head.number - number < config.term_versions
+    elsewhere = old or chain.digest_of(number) not in (None, digest)
     if (proof.group, proof.fragment, proof.term, proof.syncer) != mine or elsewhere:
         return VersionFault.UNELECTED
     voted, parts = context.voted(proof)

@@ -4,7 +4,6 @@
 `Introductions` to others. The functions at the end find out what this node itself shows: by an invite, by the
 owner's key in its folder, or from an earlier start.
 
-    <data_dir>/invite.txt                    the invite or run link that was given last; perhaps a secret
     <data_dir>/runs/<run id, 16>/admission   what this node shows its peers
     <data_dir>/runs/<run id, 16>/admitted    whom this node has seen admitted, by invite; at most a second old
 
@@ -59,11 +58,9 @@ from p2pdiloco.daemon.notice import (
     signed,
 )
 from p2pdiloco.daemon.run_files.known_runs import (
-    Joined,
     PublishedRun,
-    RunLink,
     Way,
-    peers_file,
+    WaysIn,
     read_link,
     way_of,
 )
@@ -717,23 +714,6 @@ def passes(run: str, visitor: str, invite: Invite | None, folders: Iterable[Path
     return [signed(ShowPass(run, visitor, key.peer_id, grant), key) for key, grant in [*keys, *own]]
 
 
-def invite_file(data_dir: Path) -> Path:
-    """Path of the invite or link that was given last."""
-    return data_dir / "invite.txt"
-
-
-def saved_link(data_dir: Path) -> RunLink | None:
-    """Read the invite or link that was given last; None: there is none that can be read."""
-    return read_note(invite_file(data_dir), _decode_link, logger.warning)
-
-
-def _decode_link(content: bytes) -> RunLink:
-    try:
-        return read_link(content.decode("ascii"))
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
-
-
 def with_invite(settings: NodeSettings) -> NodeSettings:
     """Fill in what an invite or a run link says: the run, and the peers to join through.
 
@@ -742,12 +722,11 @@ def with_invite(settings: NodeSettings) -> NodeSettings:
 
     Raises: ConfigError.
     """
-    data_dir = expanded(settings.data_dir)
-    way = way_of(settings.join, settings.run, settings.invite)
-    _refuse_expired(data_dir, way)
+    way, ways = way_of(settings.join, settings.run, settings.invite), WaysIn.load(settings.data_dir)
+    _refuse_expired(expanded(settings.data_dir), way)
     link = way.link
-    if link is None and not (settings.join or settings.run_file or peers_file(data_dir).exists()):
-        link = saved_link(data_dir)
+    if link is None and not (settings.join or settings.run_file or ways.met):
+        link = ways.run_link
         if link is None or not link.means(settings.run):
             return settings
         way = Way(link.addresses, link.run)
@@ -768,10 +747,9 @@ def joined_through_before(settings: NodeSettings) -> tuple[str, ...]:
     last, else those of the link or invite that was."""
     if settings.join or settings.run_file is not None:
         return ()
-    if kept := Joined.load(settings.data_dir).join:
-        return kept
-    link = saved_link(settings.data_dir)
-    return link.addresses if link is not None and link.means(settings.run) else ()
+    ways = WaysIn.load(settings.data_dir)
+    link = ways.run_link
+    return ways.join or (link.addresses if link and link.means(settings.run) else ())
 
 
 def _refuse_expired(data_dir: Path, way: Way) -> None:
@@ -791,7 +769,7 @@ def check_owner(settings: NodeSettings, run: PublishedRun) -> None:
 
     Raises: UserError.
     """
-    link = read_link(settings.invite) if settings.invite else saved_link(settings.data_dir)
+    link = read_link(settings.invite) if settings.invite else WaysIn.load(settings.data_dir).run_link
     if link is not None and link.run == run.id and link.owner not in ("", run.signed.owner):
         raise UserError(
             f"run {run.name} is of owner {clean(run.signed.owner)}, and the link says {link.owner}",
@@ -803,20 +781,6 @@ def owns(data_dir: Path, owner: str) -> bool:
     """Tell whether this folder has the key of that owner."""
     path = data_dir / "owner.key"
     return path.exists() and Identity.load_or_create(path).peer_id == owner
-
-
-def keep_invite(settings: NodeSettings) -> None:
-    """Remember the given invite or link for later starts; a link that lets nobody in takes no invite's place.
-
-    Raises: StorageError.
-    """
-    if not settings.invite:
-        return
-    before, now = saved_link(settings.data_dir), read_link(settings.invite)
-    if before is not None and before.invite is not None and (before.run, None) == (now.run, now.invite):
-        return
-    text = "".join(settings.invite.split()) + "\n"
-    Files().save(invite_file(settings.data_dir), [text.encode()], durable=True, private=True)
 
 
 def own_admission(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:
@@ -852,6 +816,6 @@ def _by_owner(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:
 
 
 def _by_invite(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:
-    link = saved_link(data_dir)
-    invite = link.invite if link is not None else None
-    return invite.admit(me) if invite is not None and invite.run == run.id else None
+    link = WaysIn.load(data_dir).run_link
+    invite = link and link.invite
+    return invite.admit(me) if invite and invite.run == run.id else None

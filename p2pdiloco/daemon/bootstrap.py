@@ -39,9 +39,10 @@ from p2pdiloco.daemon.program import (
 )
 from p2pdiloco.daemon.run_files.known_runs import (
     PublishedRun,
+    WaysIn,
     is_beginning,
+    note_ways,
     peers_of,
-    save_own_addresses,
     saved_runs,
 )
 from p2pdiloco.daemon.run_files.ownership import LINK_USES, Ownership
@@ -152,8 +153,8 @@ class _Bootstrap:
             self._serve(run)
         addresses = self._transport.addresses()
         print_addresses(addresses, "bootstrap")
-        save_own_addresses(self._settings.data_dir, addresses)
         folder = self._settings.data_dir
+        await asyncio.to_thread(note_ways, folder, WaysIn.reached_at, addresses)
         print_join(addresses, served, await asyncio.to_thread(invites_here, folder, served, addresses))
         async with asyncio.TaskGroup() as group:
             group.create_task(publish_runs(self._transport, self._door.runs))

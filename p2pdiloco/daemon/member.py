@@ -77,7 +77,7 @@ from p2pdiloco.daemon.run_files.footprint import (
     Footprint,
     footprint_of,
 )
-from p2pdiloco.daemon.run_files.known_runs import PublishedRun, peers_of, remember_joined, save_peers
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, WaysIn, change_ways, note_ways, peers_of
 from p2pdiloco.daemon.run_files.run import Run, core_config, genesis_versions, save_run
 from p2pdiloco.daemon.run_files.saved_state import (
     Checkpoints,
@@ -233,7 +233,7 @@ class Member:
             run.id,
             ours,
             self.post.put,
-            keep=partial(save_peers, self._data_dir),
+            keep=partial(note_ways, self._data_dir, WaysIn.having_met),
             dial_at_once=group.size,
             guests=self.membership.introductions,
             has_worked=shared.takes_part,
@@ -675,7 +675,8 @@ class Approval:
 
     async def remember(self, run: str) -> None:
         """Remember a run as joined, with what this start was given. Raises: StorageError."""
-        await asyncio.to_thread(remember_joined, self._settings, run)
+        settings = self._settings
+        await asyncio.to_thread(change_ways, settings.data_dir, WaysIn.joined, settings, run)
 
     def describe(self, run: PublishedRun) -> list[str]:
         """Say in lines what a run is and takes. Raises: ConfigError: as `footprint_of`."""

@@ -34,9 +34,9 @@ from p2pdiloco.config.values import has_home, is_loopback, those_known
 from p2pdiloco.daemon.budgets import is_working
 from p2pdiloco.daemon.display import logs
 from p2pdiloco.daemon.display.logs import Style, configure_logging, resolve_style
-from p2pdiloco.daemon.network.discovery import keep_port, listen_again, refuse_beside_a_twin
+from p2pdiloco.daemon.network.discovery import listen_again, refuse_beside_a_twin
 from p2pdiloco.daemon.notice import Invite
-from p2pdiloco.daemon.run_files.known_runs import PublishedRun, link_of, load_own_addresses, load_peers
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, WaysIn, link_of, note_ways
 from p2pdiloco.errors import ConfigError, InvariantViolation, UserError, clean
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import TransportHandlers
@@ -144,15 +144,16 @@ async def transport_of(
     settings: NodeSettings | BootstrapSettings, identity: Identity, options: P2PDOptions
 ) -> HivemindTransport:
     """Make the transport of a program with these settings; not started."""
+    ways = WaysIn.load(settings.data_dir)
     return HivemindTransport(
         identity,
         settings.data_dir / "identity.key",
         settings.data_dir,
-        listen=await listen_again(settings.data_dir, settings.listen),
+        listen=await listen_again(ways.port, settings.listen),
         initial_peers=settings.join,
         options=replace(options, announce=tuple(settings.announce)),
         limits=Limits.of(*rates(settings), loop_s),
-        remembered=load_peers(settings.data_dir),
+        remembered=ways.members,
     )
 
 
@@ -168,9 +169,9 @@ async def begin(
         UserError: as `HivemindTransport.start`; or another process has this identity.
     """
     own = [address for address in settings.join if address.endswith(f"/p2p/{transport.peer_id}")]
-    await refuse_beside_a_twin(transport, [*own, *load_own_addresses(settings.data_dir)])
+    await refuse_beside_a_twin(transport, [*own, *WaysIn.load(settings.data_dir).own])
     await transport.start(handlers, may_be_alone)
-    keep_port(settings.data_dir, transport.listening)
+    await asyncio.to_thread(note_ways, settings.data_dir, WaysIn.listening, transport.listening)
 
 
 def data_folder(settings: NodeSettings | BootstrapSettings) -> DataDir:

@@ -15,10 +15,10 @@ from p2pdiloco.adapters.data_dir import try_folder
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.config.presets import begun_by
-from p2pdiloco.config.settings import NodeSettings, met_before
+from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.values import expanded, parse_web
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco.daemon.admission import joined_through_before, keep_invite, owns
+from p2pdiloco.daemon.admission import joined_through_before, owns
 from p2pdiloco.daemon.budgets import apart
 from p2pdiloco.daemon.display.logs import (
     RecentLines,
@@ -48,11 +48,7 @@ from p2pdiloco.daemon.program import (
     transport_of,
     unless_stopped,
 )
-from p2pdiloco.daemon.run_files.known_runs import (
-    goes_on,
-    peers_of,
-    save_own_addresses,
-)
+from p2pdiloco.daemon.run_files.known_runs import WaysIn, change_ways, goes_on, note_ways, peers_of
 from p2pdiloco.daemon.run_files.run import Run, find_run, sign_run
 from p2pdiloco.daemon.run_files.served_runs import refuse_to_split, words_of_edits
 from p2pdiloco.errors import UserError
@@ -81,7 +77,7 @@ def run_node(settings: NodeSettings) -> int:
     """Run a node until it is told to stop. Returns the exit status."""
     may_be_alone = not settings.join or goes_on(settings)
     dialled = replace(settings, join=settings.join or joined_through_before(settings))
-    join = peers_to_join(dialled, met_before(settings.data_dir))
+    join = peers_to_join(dialled, WaysIn.load(settings.data_dir).lead_back)
     told = _JoinOptions(settings.join, may_be_alone, () if join else dialled.join)
     settings = replace(settings, join=join)
     return run_program(lambda stop: _node(settings, told, stop), settings.log)
@@ -167,8 +163,8 @@ class _RunSession:
         looking = look_up_again(transport, self._names)
         try:
             print_addresses(transport.addresses(), "node")
-            save_own_addresses(settings.data_dir, transport.addresses())
             approve, where, begins = self._approval.approve, settings.data_dir, settings.genesis
+            await asyncio.to_thread(note_ways, where, WaysIn.reached_at, transport.addresses())
             finding = (
                 find_run(transport, identity, settings.run, where, logger.info, hosts, approve, begins)
                 if own is None
@@ -204,7 +200,8 @@ async def _membership(
 ) -> None:
     run, vault = found
     _check_data(settings, run.manifest.data)
-    await asyncio.to_thread(keep_invite, settings)
+    if settings.invite:
+        await asyncio.to_thread(change_ways, settings.data_dir, WaysIn.given, settings.invite)
     names = {"run_name": run.name, "run": run.id, "peer": peer.identity.peer_id}
     logger.info("run %(run_name)s (%(run).12s), node %(peer)s", names)
     if owns(settings.data_dir, run.signed.owner):  # nobody else can mend it

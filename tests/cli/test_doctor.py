@@ -28,7 +28,7 @@ from p2pdiloco.config.values import peer_in
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import PeerRow, StatusReport
 from p2pdiloco.daemon.network.reach import MeasuredLink
-from p2pdiloco.daemon.run_files.known_runs import peers_file, remember_joined
+from p2pdiloco.daemon.run_files.known_runs import WaysIn, change_ways
 from p2pdiloco.errors import PeerUnreachable, RemoteError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.release import WIRE_VERSION
@@ -271,7 +271,7 @@ async def test_whom_its_user_names_the_doctor_dials_wherever_that_is(
     monkeypatch.setattr(doctor.multiaddrs, "own_addresses", lambda: own)
     monkeypatch.setattr(doctor, "torch_here", AsyncMock(return_value=[]))
     named, member = (f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.generate().peer_id}" for _ in range(2))
-    peers_file(tmp_path).write_text(f"{member}\n")
+    change_ways(tmp_path, WaysIn.having_met, [[member]])
     for join, why in (((named,), "connection refused"), ((), "no address that may be dialled")):
         found = doctor.examine(DoctorSettings(data_dir=tmp_path, join=join))
         (words,) = [each.words async for each in found if each.check == "peers"]
@@ -282,8 +282,9 @@ def test_whom_the_folder_was_told_to_join_through_is_looked_at_too(tmp_path: Pat
     own, told, member = (f"/ip4/203.0.113.{n}/tcp/9/p2p/{Identity.generate().peer_id}" for n in range(1, 4))
     asked = DoctorSettings(data_dir=tmp_path)
     assert doctor.addresses_to_dial(asked, tmp_path, ()) == ((), frozenset())
-    remember_joined(NodeSettings(data_dir=tmp_path, join=("/dnsaddr/boot.example", told)), "ab" * 32)
-    peers_file(tmp_path).write_text(f"{told}\n{member}\n")
+    settings = NodeSettings(join=("/dnsaddr/boot.example", told))
+    change_ways(tmp_path, WaysIn.joined, settings, "ab" * 32)
+    change_ways(tmp_path, WaysIn.having_met, [[told], [member]])
     addresses, met = doctor.addresses_to_dial(asked, tmp_path, [own])
     assert addresses == (own, "/dnsaddr/boot.example", told, member)
     assert met == {peer_in(own), peer_in(member)}, "who was told has to be there"

@@ -31,7 +31,7 @@ from p2pdiloco.config.settings import (
 )
 from p2pdiloco.daemon.notice import Invite, grant
 from p2pdiloco.daemon.owner.wishes import change_kept
-from p2pdiloco.daemon.run_files.known_runs import RunLink, encode_link, remember_joined
+from p2pdiloco.daemon.run_files.known_runs import RunLink, WaysIn, change_ways, encode_link
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import load_manifest
 
@@ -170,7 +170,7 @@ def test_a_start_with_nothing_goes_on_with_what_the_last_one_had(
     first = ["--join", ONE, "--name", "anna", "--threads", "2", "--data", "texts", "--no-relay", "--yes"]
     assert cli_main.run(["node", *data, *first, "--max-upload", "5Mbit", "--hours", "22-7"]) == 0
     assert cli_main.run(["node", *data]) == 2, "it joined nothing yet"
-    remember_joined(called[0], run)
+    change_ways(tmp_path, WaysIn.joined, called[0], run)
     change_kept(tmp_path, {"max-upload": "1Mbit"})
     monkeypatch.setenv("P2PDILOCO_THREADS", "3")
     for more in (

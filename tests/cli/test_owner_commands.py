@@ -34,7 +34,7 @@ from p2pdiloco.core.api.types import Seat, Vouch
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import PeerRow, StatusReport
 from p2pdiloco.daemon.notice import Notice, with_word
-from p2pdiloco.daemon.run_files.known_runs import PublishedRun, save_own_addresses
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, WaysIn, change_ways
 from p2pdiloco.daemon.run_files.ownership import Ownership
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.identity import Identity
@@ -323,7 +323,7 @@ async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PublishedRun:
     (tmp_path / "boot").mkdir()
     (tmp_path / "run.toml").write_text(render_toml(for_run("micro", "test", 0)))
     (run,) = await served_runs(tmp_path / "boot", tmp_path / "run.toml")
-    save_own_addresses(tmp_path / "boot", [address(BOOTSTRAP)])
+    change_ways(tmp_path / "boot", WaysIn.reached_at, [address(BOOTSTRAP)])
 
     @contextlib.asynccontextmanager
     async def visitor(_: Any) -> AsyncIterator[None]:
@@ -351,7 +351,7 @@ def start_own_node(run: PublishedRun) -> None:
     """Leave what the owner's node leaves in its usual folder."""
     folder = NodeSettings().data_dir.expanduser()
     (folder / "runs" / run.id[:16]).mkdir(parents=True)
-    save_own_addresses(folder, [address(OWN)])
+    change_ways(folder, WaysIn.reached_at, [address(OWN)])
 
 
 def test_the_node_of_the_usual_folder_is_the_owner_s_also_beside_a_bootstrap_s(

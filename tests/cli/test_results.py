@@ -28,7 +28,7 @@ from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.display import logs
 from p2pdiloco.daemon.display.logs import JsonFormatter
 from p2pdiloco.daemon.payloads import Compute
-from p2pdiloco.daemon.run_files.known_runs import save_own_addresses
+from p2pdiloco.daemon.run_files.known_runs import WaysIn, change_ways
 from p2pdiloco.daemon.run_files.run import genesis_versions, save_run, sign_run
 from p2pdiloco.daemon.run_files.saved_state import ResultPlan, ResultWriter, RunResult, load_result, result_of
 from p2pdiloco.daemon.run_files.shared_files import keep_tokenizer
@@ -162,7 +162,7 @@ def test_what_cannot_be_read_is_said_in_a_sentence(
             said = capsys.readouterr().err
             assert words in said and "Traceback" not in said, said
         # It runs, and can be dialled: it is asked, and so is whoever else is named.
-        save_own_addresses(node, [ADDRESS])
+        change_ways(node, WaysIn.reached_at, [ADDRESS])
         asked: list[object] = []
 
         def result_of_run(*way: object) -> RunResult:

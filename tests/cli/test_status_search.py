@@ -24,7 +24,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import NodeState, StatusReport
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.notice import Notice, signed, with_word
-from p2pdiloco.daemon.run_files.known_runs import ListedRun, Way, save_own_addresses
+from p2pdiloco.daemon.run_files.known_runs import ListedRun, Way, WaysIn, change_ways
 from p2pdiloco.errors import PeerUnreachable, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
@@ -270,7 +270,7 @@ def test_the_node_of_this_machine_is_asked_if_it_runs(
     monkeypatch.setattr(status_command, "json_line", lambda report: "{}")
     with pytest.raises(StorageError, match="does not exist"):
         status_command.run(StatusSettings(data_dir=tmp_path / "no" / "folder"))
-    save_own_addresses(tmp_path, [address])
+    change_ways(tmp_path, WaysIn.reached_at, [address])
     with pytest.raises(Unreachable, match="no node and no bootstrap runs here") as told:
         status_command.run(StatusSettings(data_dir=tmp_path))
     assert told.value.exit_status == 4 and "--data-dir" in told.value.hint
@@ -286,7 +286,7 @@ def test_the_node_of_this_machine_is_asked_if_it_runs(
     usual.mkdir(parents=True)
     with pytest.raises(Unreachable, match=f"with the data folder {usual}$"):
         status_command.run(StatusSettings())
-    save_own_addresses(usual, [address])
+    change_ways(usual, WaysIn.reached_at, [address])
     with DataDir(usual):
         status_command.run(StatusSettings(json=True))
     assert asked.call_args[0][0].join == (address,)

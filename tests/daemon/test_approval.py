@@ -31,7 +31,7 @@ from p2pdiloco.daemon.payloads import least_bytes
 from p2pdiloco.daemon.run_files import run as find
 from p2pdiloco.daemon.run_files import run as runs
 from p2pdiloco.daemon.run_files.footprint import DAEMON_BYTES, LEARNER_BYTES, UPDATES_IN_MEMORY, footprint_of
-from p2pdiloco.daemon.run_files.known_runs import Joined, PublishedRun, remember_joined
+from p2pdiloco.daemon.run_files.known_runs import PublishedRun, WaysIn, change_ways
 from p2pdiloco.daemon.run_files.run import find_run
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
@@ -100,7 +100,7 @@ def approval_of(folder: Path, said: list[str] | None = None, ask: Any = None, **
 async def test_absurd_shapes_are_refused_by_arithmetic(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError):
         await approval_of(tmp_path).approve(published(ABSURD[name]), is_new=True)
-    assert not Joined.load(tmp_path).runs
+    assert not WaysIn.load(tmp_path).runs
 
 
 def test_numbers_that_overflow_are_no_model() -> None:
@@ -253,7 +253,7 @@ async def test_a_person_is_asked_once(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="run run is not joined") as caught:
         await approval_of(tmp_path, ask=answering(False)).approve(run, is_new=True)
-    assert "--yes" in caught.value.hint and not Joined.load(tmp_path).runs
+    assert "--yes" in caught.value.hint and not WaysIn.load(tmp_path).runs
     await approval_of(tmp_path, ask=answering(True)).approve(run, is_new=True)
     assert asked == [f"join run run ({run.id[:12]})?"] * 2
     # Not a second time, nor with --yes, nor where nobody is.
@@ -272,7 +272,7 @@ async def test_finding_tells_whether_this_folder_was_in_the_run(tmp_path: Path) 
 
     for _ in range(2):
         await find_run(me, Identity.generate(), "", tmp_path, lambda _: None, (), approve)
-        remember_joined(NodeSettings(data_dir=tmp_path), run.id)
+        change_ways(tmp_path, WaysIn.joined, NodeSettings(), run.id)
     assert told == [True, False]
 
 

@@ -22,7 +22,7 @@ from p2pdiloco.daemon.learner_host import open_log
 from p2pdiloco.daemon.network import discovery
 from p2pdiloco.daemon.network.link import load_uplink
 from p2pdiloco.daemon.program import begin
-from p2pdiloco.daemon.run_files.known_runs import Joined, load_peers, peers_file, save_own_addresses
+from p2pdiloco.daemon.run_files.known_runs import JOINED, WaysIn, change_ways
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner import loop
@@ -56,7 +56,7 @@ async def test_nothing_is_started_beside_a_twin_at_the_last_or_at_a_joined_addre
 ) -> None:
     monkeypatch.setattr(discovery, "TWINS_PAUSE_S", 0.0)
     if is_kept:
-        save_own_addresses(tmp_path, [TWIN])
+        change_ways(tmp_path, WaysIn.reached_at, [TWIN])
     settings = BootstrapSettings(data_dir=tmp_path, join=() if is_kept else (TWIN,))
     transport: Any = Starting(has_twin=True)
     with pytest.raises(UserError, match=r"at 192\.0\.2\.7 port 7"):
@@ -65,10 +65,10 @@ async def test_nothing_is_started_beside_a_twin_at_the_last_or_at_a_joined_addre
 
 
 async def test_who_starts_keeps_its_port(tmp_path: Path) -> None:
-    save_own_addresses(tmp_path, [TWIN])
+    change_ways(tmp_path, WaysIn.reached_at, [TWIN])
     transport: Any = Starting(has_twin=False)
     await begin(transport, transport, BootstrapSettings(data_dir=tmp_path))
-    assert transport.started and (tmp_path / discovery.FILE).read_text() == "31000\n"
+    assert transport.started and WaysIn.load(tmp_path).port == 31000
 
 
 # Rotten files in a data folder are set aside with a sentence, and the node starts.
@@ -91,7 +91,7 @@ def folder(path: Path) -> None:
 
 
 def types(path: Path) -> None:
-    path.write_bytes(b'{"bits_per_s": [], "at_s": "now", "0": [1, "x"]}\n')
+    path.write_bytes(b'{"bits_per_s": [], "at_s": "now", "runs": 7, "0": [1, "x"]}\n')
 
 
 def nan(path: Path) -> None:
@@ -100,7 +100,7 @@ def nan(path: Path) -> None:
 
 def text(path: Path) -> None:
     """Bytes that are no UTF-8 where a text is expected: msgspec raises no error of its own at that."""
-    path.write_bytes(b'{"bits_per_s": 1.0, "\xff\xff": 2.0}')
+    path.write_bytes(b'{"bits_per_s": 1.0, "link": "\xff", "\xff\xff": 2.0}')
 
 
 def superseded(names: set[Path]) -> set[Path]:
@@ -128,13 +128,13 @@ async def test_a_node_starts_whatever_became_of_a_file(
         sound, here = tmp_path / "sound", tmp_path / NAME
         (here / "uplink.json").write_bytes(b'{"bits_per_s": 1.0, "at_s": 1.0}')
         peer = Identity.generate().peer_id
-        peers_file(here).write_text(f"/ip4/192.0.2.7/tcp/1/p2p/{peer}\n")
+        change_ways(here, WaysIn.having_met, [[f"/ip4/192.0.2.7/tcp/1/p2p/{peer}"]])
         shutil.copytree(here, sound)
         run = run_folder(Path(), around.run.id)
         names = {path.relative_to(sound) for path in sound.rglob("*") if path.is_file()}
         names -= {Path("identity.key"), Path("lock"), run / "learner.safetensors"}  # its learner is none
         assert {run / name for name in ("resume.json", "votes.log", "manifest.signed")} <= names
-        assert {path.suffix for path in names} >= {".update", ".safetensors", ".txt", ".json", ".jsonl"}
+        assert {path.suffix for path in names} >= {".update", ".safetensors", ".json", ".jsonl"}
         unread = {path for path in names if path.suffix in (".update", ".log")} | superseded(names)
         for name in sorted(names):
             shutil.rmtree(here)
@@ -142,7 +142,7 @@ async def test_a_node_starts_whatever_became_of_a_file(
             caplog.clear()
             rot(here / name)
             again = await around.member(NAME, genesis=True)
-            load_peers(here)
+            WaysIn.load(here)
             await around.round(again)
             if rot is folder:
                 aside = [here / name.with_name(name.name + ending) / "within" for ending in ASIDE]
@@ -151,19 +151,17 @@ async def test_a_node_starts_whatever_became_of_a_file(
 
 
 @pytest.mark.parametrize("rot", ROT)
-@pytest.mark.parametrize("load", [load_uplink, load_peers, Joined.load])
+@pytest.mark.parametrize("load", [load_uplink, WaysIn.load])
 def test_a_rotten_note_is_told_once_and_kept_for_people(
     load: Callable[[Path], object],
     rot: Callable[[Path], None],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    path = tmp_path / {load_uplink: "uplink.json", load_peers: "peers.txt"}.get(load, "joined.json")
+    path = tmp_path / ("uplink.json" if load is load_uplink else JOINED)
     nothing = load(tmp_path)
     rot(path)
     assert load(tmp_path) == nothing and load(tmp_path) == nothing
-    if load is load_peers and rot is empty:
-        return  # as many as were met
     assert len(caplog.records) == 1 and str(path) in caplog.text
     assert not path.exists() and path.with_name(path.name + ".corrupt").exists()
 

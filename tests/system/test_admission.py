@@ -15,7 +15,7 @@ from p2pdiloco.cli.status_command import visitor
 from p2pdiloco.core.api.messages import Announce, Message, OfficeQuery, Progress, VoteRequest
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, Reach
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.run_files.known_runs import Joined
+from p2pdiloco.daemon.run_files.known_runs import WaysIn
 from p2pdiloco.daemon.run_files.saved_state import load_result
 from p2pdiloco.errors import UserError
 from p2pdiloco.ports import Transport
@@ -85,7 +85,7 @@ def test_an_invite_run(visited_swarm: Swarm) -> None:
     quick = ("--threads", "1", "--min-step-s", "0.05", "--name", "guest")
     guest = swarm.start("guest", "node", invite, *quick)
     swarm.until(lambda: any(e.full_merges(2) for e in (owner, guest)), "versions of both")
-    run = Joined.load(owner.data_dir).runs[0]
+    run = WaysIn.load(owner.data_dir).runs[0]
 
     # A stranger is refused, and counted.
     said = asyncio.run(_stranger(owner.address() or "", run))

@@ -15,7 +15,7 @@ from system_kit import PACE, Daemon, Swarm, asking
 from attacks.heads import ForgedHead
 from attacks.stranger import Work
 from p2pdiloco.cli.group import cli
-from p2pdiloco.daemon.run_files.known_runs import Joined
+from p2pdiloco.daemon.run_files.known_runs import WaysIn
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -63,7 +63,7 @@ def test_a_newcomer_starts_from_what_the_owner_vouched_for(visited_swarm: Swarm)
     bootstrap = swarm.bootstrap("--run", str(swarm.manifest("owned", seats=("member",))))
     member = swarm.node("member", bootstrap, "--genesis", *PACE)
     swarm.advance(member, [0, 1, 2, 3], 1, 120.0)  # of version 0 there is nothing to vouch for
-    run = Joined.load(member.data_dir).runs[0]
+    run = WaysIn.load(member.data_dir).runs[0]
     owner = ("--data-dir", str(bootstrap.data_dir), "--join", member.address() or "")
     done = CliRunner().invoke(cli, ["vouch", "owned", *owner])
     assert done.exit_code == 0, done.output

@@ -652,10 +652,10 @@ def test_an_open_run_of_few_seats_says_so_to_everybody(seats: int | None, words:
 
 
 @pytest.mark.parametrize("absent", [0, 3])
-def test_the_owner_is_asked_to_end_the_seats_without_which_nothing_becomes_final(absent: int) -> None:
+def test_the_owner_hears_of_seats_that_attest_nothing_while_nothing_becomes_final(absent: int) -> None:
     public = public_view(replace(report(), run_name="old", course=CourseRow(absent=absent)), NOW_S)
     page = Page().html(RunView(role="board", version="1", public=public))
-    assert ("3 seats did no work for half of the run" in page) == bool(absent)
+    assert ("3 seats attested nothing for half of the run" in page) == bool(absent)
     assert ("p2pdiloco seat old --end PEER" in page) == bool(absent)
 
 

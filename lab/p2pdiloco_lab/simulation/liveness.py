@@ -235,8 +235,8 @@ class Backing:
             self.excused += 1
         roster = self._gated.pop((host.peer, header.fragment), None) if effect.update is None else None
         riders = host.world.crowd.riders if host.world.crowd is not None else ()
-        if roster is not None and 2 * len(roster.intersection(stood.union(self._liars, riders))) <= len(
-            roster
-        ):
+        # A syncer may have died before it made its own version its own.
+        named = stood.union(self._liars, riders, [header.syncer]).intersection(roster or ())
+        if roster is not None and 2 * len(named) <= len(roster):
             raise Violation("gate", f"{where}: half of all seats or fewer stand on it, and it was not tried")
         stood.add(host.peer)

@@ -279,7 +279,7 @@ class CourseRow(Row, kw_only=True):
     seats: Natural | None = None
     """Number of seats of an open run, in the fragment that has the fewest; None: it is not open."""
     absent: Natural = 0
-    """Number of seats without which nothing becomes final; 0: it does."""
+    """Number of seats that attested nothing for half of the run, in which nothing became final."""
 
 
 class StatusReport(Row, kw_only=True):
@@ -596,8 +596,8 @@ def amendment_text(row: CourseRow) -> str:
 
 
 def few_seats_text(course: CourseRow, run: str) -> str:
-    """Word what it means that an open run has so few seats, or that so many have left, and what to do; empty:
-    there are enough."""
+    """Word what it means that an open run has so few seats, or that so many attest nothing, and what to do;
+    empty: there are enough."""
     command, words = f"p2pdiloco seat {clean(run)}", []
     if course.seats is not None and course.seats < ENOUGH_SEATS:
         words.append(
@@ -607,8 +607,8 @@ def few_seats_text(course: CourseRow, run: str) -> str:
         )
     if course.absent:
         words.append(
-            f"{counted(course.absent, 'seat')} did no work for half of the run, and without them "
-            f"nothing becomes final; the run's owner can end those that left for good: {command} --end PEER"
+            f"{counted(course.absent, 'seat')} attested nothing for half of the run, in which nothing became "
+            f"final; the run's owner can end those that left for good: {command} --end PEER"
         )
     return "; ".join(words)
 

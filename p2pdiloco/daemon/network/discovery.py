@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -29,7 +28,7 @@ from p2pdiloco.adapters.dials import Attempts, NotNow
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.endpoint import report_bug
 from p2pdiloco.adapters.multiaddrs import LAN_RUN_DIGITS, Announcer, Nearby, check_lan, look_nearby
-from p2pdiloco.config.settings import ANY_ADDRESS, RUN_ID, NodeSettings, met_before
+from p2pdiloco.config.settings import ANY_ADDRESS, RUN_ID, NodeSettings
 from p2pdiloco.config.values import peer_in
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Reach, Wire
@@ -39,11 +38,12 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import apart
 from p2pdiloco.daemon.display.logs import at_terminal
 from p2pdiloco.daemon.display.snapshot import StatusReport, counted, decode_status
+from p2pdiloco.daemon.run_files.known_runs import WaysIn
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.learner.channel import DataShare, Status
 from p2pdiloco.ports import PostEvent, Transport
 from p2pdiloco.release import WIRE_VERSION
-from p2pdiloco.util import BoundedDict, Now, Say, clear_folder_at, loop_s, read_note
+from p2pdiloco.util import BoundedDict, Now, Say, loop_s
 
 if TYPE_CHECKING:
     from p2pdiloco.daemon.admission import Introductions
@@ -338,7 +338,7 @@ class Presence:
                 return
             self._rests.pop(peer, None)
             self._connected[peer] = addresses
-            self._keep(list(self._connected.values()))
+            asyncio.get_running_loop().run_in_executor(None, self._keep, [*self._connected.values()])
         except NotNow:
             pass  # it is not the peer's fault
         except PeerUnreachable as error:
@@ -460,7 +460,7 @@ def with_nearby(settings: NodeSettings, say: Say) -> NodeSettings:
         check_lan()
     if settings.join or settings.genesis or settings.run_file is not None:
         return settings
-    if not settings.lan and (not at_terminal() or met_before(settings.data_dir)):
+    if not settings.lan and (not at_terminal() or WaysIn.load(settings.data_dir).lead_back):
         return settings
     if settings.lan and not RUN_ID.fullmatch(settings.run) and (settings.yes or not at_terminal()):
         raise UserError(
@@ -629,20 +629,17 @@ class Twins:
         return self._turns >= MIN_TURNS and now - self._first_s >= self._lifetime_s
 
 
-FILE = "port.txt"
 TRIES, PORT_PAUSE_S = 4, 0.5
 """Attempts to take it: p2pd of a node that was killed has it for a moment longer."""
 
 
-async def listen_again(data_dir: Path, wished: Sequence[str]) -> Sequence[str]:
-    """Find out where to listen: as wished, or if any port will do, at the last one, if it is free.
+async def listen_again(port: int, wished: Sequence[str]) -> Sequence[str]:
+    """Find out where to listen: as wished, or if any port will do, at the last one, if there is one and it is
+    free.
 
     So addresses which people have stay true.
     """
-    if tuple(wished) != ANY_ADDRESS:
-        return wished
-    port = read_note(data_dir / FILE, _decode, logger.warning)
-    if port is None:
+    if tuple(wished) != ANY_ADDRESS or not port:
         return wished
     again = [address.replace("/tcp/0", f"/tcp/{port}") for address in wished]
     for _ in range(TRIES):
@@ -656,26 +653,6 @@ async def listen_again(data_dir: Path, wished: Sequence[str]) -> Sequence[str]:
         {"port": port},
     )
     return wished
-
-
-def keep_port(data_dir: Path, listening: Sequence[str]) -> None:
-    """Keep the first port of these addresses. A failure is logged: the next start may get another one."""
-    path = data_dir / FILE
-    ports = [found[1] for address in listening if (found := multiaddrs.tcp_of(address)) is not None]
-    if not ports:
-        return
-    try:
-        clear_folder_at(path)
-        path.write_text(f"{ports[0]}\n", "ascii")
-    except OSError as error:
-        logger.warning("this peer's port cannot be kept in %s: %s", path, error)
-
-
-def _decode(content: bytes) -> int:
-    port = int(content)
-    if not 0 < port < 1 << 16:
-        raise ValueError("no port")
-    return port
 
 
 SHARES_LIFETIME_S = 60.0

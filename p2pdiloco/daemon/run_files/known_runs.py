@@ -5,9 +5,7 @@ It needs neither a model nor torch: a bootstrap, and a program that only asks, h
 machine. `RunLink` says in one word which run it is, and whom to join through; `way_of` reads what a person
 gave.
 
-    <data_dir>/joined.json     what was joined, and the last start was given
-    <data_dir>/peers.txt       addresses of members met before, one a line, the newest last
-    <data_dir>/addresses.txt   this node's own addresses, which its owner's invites name
+    <data_dir>/joined.json   `WaysIn`
 """
 
 from __future__ import annotations
@@ -18,13 +16,15 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct, field
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
 from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.adapters.multiaddrs import tcp_of
 from p2pdiloco.adapters.run_store import signed_files
 from p2pdiloco.config.manifest import (
     Manifest,
@@ -39,9 +39,9 @@ from p2pdiloco.config.settings import RUN_ID, BootstrapSettings, NodeSettings
 from p2pdiloco.config.values import (
     DNSADDR,
     check_join_address,
-    check_peer_address,
     expanded,
     is_loopback,
+    is_peer_address,
     peer_in,
 )
 from p2pdiloco.core.api.types import Wire
@@ -271,44 +271,118 @@ def encode_manifest(run: PublishedRun) -> bytes:
 JOINED = "joined.json"
 MAX_JOINED = 64
 MAX_JOINED_THROUGH = 32
+MAX_PEERS = 16
 OF_ONE_START = {"join", "invite", "data_dir", "run_file", "genesis", "yes", "log", "run"}
 """Settings that hold for one start, or are remembered elsewhere."""
+Texts = Annotated[tuple[str, ...], Meta(max_length=64)]
 
 
-class Joined(Struct, frozen=True, forbid_unknown_fields=True):
-    """Memory of what was joined from a folder."""
+class WaysIn(Struct, frozen=True):
+    """Memory of a folder: how its node gets into its runs again, and how others get to it."""
 
-    runs: tuple[str, ...] = ()
-    """Ids of the runs, the newest first: it is joined again by a start that names none, whatever else is
-    listed by its name by then, and a person who was asked whether to join one is not asked again."""
-    join: tuple[str, ...] = ()
+    runs: Texts = ()
+    """Ids of the runs that were joined, the newest first: it is joined again by a start that names none,
+    whatever else is listed by its name by then, and a person who was asked whether to join one is not asked
+    again."""
+    join: Texts = ()
     """Addresses that were last given to join through, names of the DNS among them."""
     settings: Values = {}
     """What else the last start was given, and the id of its run."""
+    link: str = ""
+    """Invite or run link that was given last, perhaps a secret; empty: none."""
+    met: Annotated[tuple[Texts, ...], Meta(max_length=MAX_PEERS)] = ()
+    """Addresses of the last members met, of each a few, the newest member last."""
+    own: Texts = ()
+    """Addresses under which this node was last reached, the best first. Its owner's invites name them."""
+    port: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
+    """Port on which it listened last; 0: none."""
 
     @classmethod
-    def load(cls, data_dir: Path) -> Joined:
-        """Load it; a lost file is none."""
-        return read_note(data_dir / JOINED, msgspec.json.Decoder(cls).decode, logger.warning) or cls()
+    def load(cls, data_dir: Path) -> WaysIn:
+        """Load it; a lost file is none, and addresses of peers that are no addresses are left out."""
+        path = expanded(data_dir) / JOINED
+        ways = read_note(path, msgspec.json.Decoder(cls).decode, logger.warning) or cls()
+        return replace(ways, own=tuple(filter(is_peer_address, ways.own)))
+
+    @property
+    def lead_back(self) -> bool:
+        """True: the node of this folder joined a run, or met a member of one."""
+        return bool(self.runs or self.join or self.met)
+
+    @property
+    def members(self) -> list[str]:
+        """Addresses of members, by which a node finds its swarm again when all others are gone."""
+        return [each for found in self.met for each in found if is_peer_address(each)]
+
+    @property
+    def run_link(self) -> RunLink | None:
+        """Contents of the link or invite that was given last; None: there is none that can be read."""
+        try:
+            return read_link(self.link) if self.link else None
+        except ConfigError as error:
+            logger.warning("the link in %s is damaged, and as if it had never been given: %s", JOINED, error)
+            return None
+
+    def joined(self, settings: NodeSettings, run: str) -> WaysIn:
+        """Make a run the newest that was joined, with what this start was given."""
+        given = Values(run=run)
+        for each in fields(NodeSettings):
+            value = getattr(settings, each.name)
+            if each.name not in OF_ONE_START and value != each.default:
+                given[each.name] = str(expanded(value).absolute()) if isinstance(value, Path) else value
+        if settings.learner_socket is not None:  # a program's own start
+            given = self.settings
+        runs = tuple(dict.fromkeys([run, *self.runs]))[:MAX_JOINED]
+        return replace(self, runs=runs, join=settings.join[:MAX_JOINED_THROUGH] or self.join, settings=given)
+
+    def given(self, text: str) -> WaysIn:
+        """Take in a link or invite that was given; a link that lets nobody in takes no invite's place."""
+        before, now = self.run_link, read_link(text)
+        if before and before.invite and not now.invite and before.run == now.run:
+            return self
+        return replace(self, link="".join(text.split()))
+
+    def having_met(self, peers: Sequence[Sequence[str]]) -> WaysIn:
+        """Take in the addresses of peers, 4 of each. Those of earlier lives stay as long as there is room: a
+        node that meets only one peer this time does not forget the others."""
+        kept = {peer_in(found[0]): tuple(found[:4]) for found in peers if found}
+        earlier = [found for found in self.met if found and peer_in(found[0]) not in kept]
+        return replace(self, met=(*earlier, *kept.values())[-MAX_PEERS:])
+
+    def reached_at(self, addresses: Sequence[str]) -> WaysIn:
+        """Take in the node's own addresses."""
+        return replace(self, own=tuple(addresses[:MAX_PEERS]))
+
+    def listening(self, addresses: Sequence[str]) -> WaysIn:
+        """Take in the first port of the addresses at which the node listens, if there is one."""
+        ports = (found[1] for each in addresses if (found := tcp_of(each)))
+        return replace(self, port=next(ports, self.port))
 
 
-def remember_joined(settings: NodeSettings, run: str) -> None:
-    """Remember a run as the newest that was joined, and what this start was given.
+_changing = Lock()
+
+
+def change_ways(data_dir: Path, change: Callable[..., WaysIn], *told: object) -> None:
+    """Change what a folder remembers, by a method of `WaysIn` and what it is told. What is no news is not
+    saved, so a full disk keeps nobody from going on. For the process that has the folder's lock; not on the
+    event loop.
 
     Raises: StorageError (it is news, and not saved).
     """
-    earlier, given = Joined.load(settings.data_dir), Values(run=run)
-    for each in fields(NodeSettings):
-        value = getattr(settings, each.name)
-        if each.name not in OF_ONE_START and value != each.default:
-            given[each.name] = str(expanded(value).absolute()) if isinstance(value, Path) else value
-    if settings.learner_socket is not None:  # a program's own start
-        given = earlier.settings
-    runs = tuple(dict.fromkeys([run, *earlier.runs]))[:MAX_JOINED]
-    join = settings.join[:MAX_JOINED_THROUGH] or earlier.join
-    content = msgspec.json.encode(Joined(runs, join, given))
-    if content != msgspec.json.encode(earlier):  # a full disk keeps nobody from going on
-        Files().save(settings.data_dir / JOINED, [content], durable=True, private=True)
+    with _changing:
+        before = WaysIn.load(data_dir)
+        content = msgspec.json.encode(change(before, *told))
+        if content != msgspec.json.encode(before):
+            # Whatever the news is, link and runs are written anew with it, and have to outlive a power cut.
+            Files().save(data_dir / JOINED, [content], durable=True, private=True)
+
+
+def note_ways(data_dir: Path, change: Callable[..., WaysIn], *told: object) -> None:
+    """Change the same where that can be saved. A failure is logged: it costs this memory only."""
+    try:
+        change_ways(data_dir, change, *told)
+    except StorageError as error:
+        logger.warning("what leads back into the run is not kept for later starts: %s", error)
 
 
 def goes_on(settings: NodeSettings) -> bool:
@@ -318,7 +392,7 @@ def goes_on(settings: NodeSettings) -> bool:
 
     To be asked before the addresses of this start are kept.
     """
-    saved, before = saved_runs(settings.data_dir), Joined.load(settings.data_dir)
+    saved, before = saved_runs(settings.data_dir), WaysIn.load(settings.data_dir)
     if settings.run_file is not None:
         is_saved, is_named = bool(saved), False
     else:
@@ -329,71 +403,6 @@ def goes_on(settings: NodeSettings) -> bool:
         is_saved, is_named = chosen is not None, bool(settings.run)
     # Folders of earlier releases do not say whom they joined.
     return is_saved and (is_named or not before.join or set(settings.join) <= set(before.join))
-
-
-MAX_PEERS = 16
-OWN = "addresses.txt"
-
-
-def peers_file(data_dir: Path) -> Path:
-    """Path of the file with the addresses."""
-    return data_dir / "peers.txt"
-
-
-def load_peers(data_dir: Path) -> list[str]:
-    """Load the remembered addresses of members, by which a node finds its swarm again when all others are
-    gone.
-
-    Lines that are no address are left out.
-    """
-    return read_note(peers_file(data_dir), _decode_peers, logger.warning) or []
-
-
-def _decode_peers(content: bytes) -> list[str]:
-    """Raises: ValueError: of all that is there, nothing is an address."""
-    found = []
-    for line in content.decode("ascii", "replace").splitlines():
-        try:
-            check_peer_address(line)
-        except ConfigError:
-            continue
-        found.append(line)
-    if content and not found:
-        raise ValueError("there is no address in it")
-    return found[-4 * MAX_PEERS :]
-
-
-def _keep(path: Path, lines: Iterable[str], what: str) -> None:
-    text = "".join(f"{line}\n" for line in lines)
-    try:
-        Files().save(path, [text.encode()], durable=False, private=True)
-    except StorageError as error:
-        logger.warning("%s are not kept for later starts: %s", what, error)
-
-
-def load_own_addresses(data_dir: Path) -> list[str]:
-    """Load the addresses under which the node of this folder was last reached, the best first."""
-    return read_note(data_dir / OWN, _decode_peers, logger.warning) or []
-
-
-def save_own_addresses(data_dir: Path, addresses: Sequence[str]) -> None:
-    """Save the node's own addresses. A failure is logged: an invite then needs to be told some."""
-    _keep(data_dir / OWN, addresses[:MAX_PEERS], "this node's addresses")
-
-
-def save_peers(data_dir: Path, peers: Sequence[Sequence[str]]) -> None:
-    """Save the addresses of the last `MAX_PEERS` peers, those of earlier lives as long as there is room.
-
-    So whoever met only one peer this time does not forget all others. A failure is logged: it costs this
-    memory only.
-    """
-    kept = {peer_in(addresses[0]): list(addresses[:4]) for addresses in peers if addresses}
-    earlier: dict[str, list[str]] = {}
-    for address in load_peers(data_dir):
-        if peer_in(address) not in kept:
-            earlier.setdefault(peer_in(address), []).append(address)
-    lines = [line for found in [*earlier.values(), *kept.values()][-MAX_PEERS:] for line in found]
-    _keep(peers_file(data_dir), lines, "the addresses of peers")
 
 
 SCHEME = "p2pdiloco:"
@@ -544,7 +553,8 @@ def usual_folders(data_dir: Path | None) -> list[Path]:
 
 def known_addresses(data_dir: Path, join: Sequence[str]) -> list[str]:
     """List addresses for a word: those that were named, else this folder's own and those met; may be none."""
-    return list(join) or load_own_addresses(data_dir)[:MAX_ADDRESSES] + load_peers(data_dir)[::-1]
+    ways = WaysIn.load(data_dir)
+    return list(join or [*ways.own[:MAX_ADDRESSES], *ways.members[::-1]])
 
 
 def addresses_of(data_dir: Path, join: Sequence[str]) -> list[str]:
@@ -573,7 +583,7 @@ def known_run(wanted: str, data_dir: Path | None) -> tuple[Path, PublishedRun]:
     for folder in folders:
         saved = saved_runs(folder)
         names += saved.values()
-        chosen = saved_run(saved, wanted, Joined.load(folder).runs)
+        chosen = saved_run(saved, wanted, WaysIn.load(folder).runs)
         if chosen is not None:
             return folder, chosen
     where = " or ".join(map(str, folders))

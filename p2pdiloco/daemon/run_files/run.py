@@ -42,10 +42,10 @@ from p2pdiloco.core.chain import FIRST_REACH
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import apart, free_memory_bytes
 from p2pdiloco.daemon.run_files.known_runs import (
-    Joined,
     ListedRun,
     PublishedRun,
     RunSearch,
+    WaysIn,
     is_beginning,
     run_names,
     saved_run,
@@ -496,7 +496,7 @@ class _Finding:
         self._wanted, self._say = wanted, say
         self._ours = saved_runs(data_dir)
         # Folders of earlier releases do not say which of their runs was the last.
-        self._before = Joined.load(data_dir).runs or (list(self._ours) if len(self._ours) == 1 else [])
+        self._before = WaysIn.load(data_dir).runs or (list(self._ours) if len(self._ours) == 1 else [])
         self._search = RunSearch(transport, wanted, hosts, [] if begins else self._before)
 
     async def run(self) -> tuple[Run, Vault]:

@@ -37,7 +37,7 @@ from p2pdiloco.core.node import Core
 from p2pdiloco.core.pending import Unmerged
 from p2pdiloco.daemon.diary import Diary
 from p2pdiloco.daemon.payloads import Compute, UpdateLog
-from p2pdiloco.daemon.run_files.known_runs import Joined, run_names, saved_run, saved_runs
+from p2pdiloco.daemon.run_files.known_runs import WaysIn, run_names, saved_run, saved_runs
 from p2pdiloco.daemon.run_files.run import Run, core_config, genesis_versions, given_on_disk, open_run
 from p2pdiloco.daemon.run_files.shared_files import (
     kept_tokenizer,
@@ -374,7 +374,7 @@ def result_on_disk(data_dir: Path, wanted: str) -> RunResult:
     """
     with _locked(data_dir):
         saved = saved_runs(data_dir)
-        chosen = saved_run(saved, wanted, Joined.load(data_dir).runs)
+        chosen = saved_run(saved, wanted, WaysIn.load(data_dir).runs)
         if chosen is None:
             if not saved:
                 raise UserError(f"{data_dir} has no run", "give the --data-dir of a node that was in one")

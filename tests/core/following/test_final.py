@@ -119,7 +119,7 @@ def test_two_thirds_make_a_checkpoint_final_and_the_others_do_not_matter() -> No
         pytest.param(33, 2, {"p3", "p4", "me"}, id="late"),
     ],
 )
-def test_seats_are_absent_where_nothing_becomes_final_without_them(
+def test_seats_that_attest_nothing_are_counted_where_nothing_becomes_final(
     versions: int, of: int, absent: set[str]
 ) -> None:
     solo = works(branch(versions, learners=PEERS, attest=PEERS[:of]))

@@ -14,7 +14,7 @@ from p2pdiloco.config.presets import for_run
 from p2pdiloco.core.api.papers import Admission
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.notice import Invite, Notice, grant, signed
-from p2pdiloco.daemon.run_files.known_runs import RunLink, encode_link
+from p2pdiloco.daemon.run_files.known_runs import RunLink, WaysIn, change_ways, encode_link
 from p2pdiloco.daemon.run_files.run import sign_run
 from p2pdiloco.daemon.wire import AdmissionQuery, AdmissionShown, GiveNotice, NoticeAnswer, ShowAdmission
 from p2pdiloco.identity import Identity
@@ -54,7 +54,7 @@ class ClosedNeighbourhood(Neighbourhood):
         invite = more.pop("invite", self.invite)
         if invite is not None:
             word = encode_link(RunLink(self.run.id, (), self.owner.peer_id, "", invite))
-            (folder / "invite.txt").write_text(word)
+            change_ways(folder, WaysIn.given, word)
         return await super().member(name, genesis, trained, **more)
 
 

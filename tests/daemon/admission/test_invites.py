@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from daemon_kit import signed_run
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from p2pdiloco.adapters import dns
 from p2pdiloco.adapters.run_store import run_folder
@@ -47,7 +48,6 @@ from p2pdiloco.daemon.admission import (
     check_owner,
     fault_words,
     joined_through_before,
-    keep_invite,
     own_admission,
     with_invite,
     with_link,
@@ -73,14 +73,14 @@ from p2pdiloco.daemon.notice import (
 )
 from p2pdiloco.daemon.program import print_join
 from p2pdiloco.daemon.run_files.known_runs import (
+    JOINED,
     LINK,
     RunLink,
+    WaysIn,
+    change_ways,
     encode_link,
     is_link,
-    peers_file,
     read_link,
-    remember_joined,
-    save_own_addresses,
 )
 from p2pdiloco.daemon.run_files.ownership import LINK_NAME, LINK_USES, Ownership
 from p2pdiloco.daemon.run_files.run import save_run, sign_run
@@ -117,16 +117,20 @@ def test_it_says_all_that_a_newcomer_needs() -> None:
     assert len(TEXT) < 512
 
 
+def keep(folder: Path, text: str) -> None:
+    change_ways(folder, WaysIn.given, text)
+
+
 def test_it_is_kept_for_nobody_else_to_read(tmp_path: Path) -> None:
-    kept = tmp_path / "invite.txt"
-    (tmp_path / "invite.txt.tmp").write_text("left over")
-    (tmp_path / "invite.txt.tmp").chmod(0o666)
+    kept, left_over = tmp_path / JOINED, tmp_path / f"{JOINED}.tmp"
+    left_over.write_text("left over")
+    left_over.chmod(0o666)
     before = os.umask(0)
     try:
-        keep_invite(NodeSettings(data_dir=tmp_path, invite=TEXT))
-        assert kept.stat().st_mode & 0o777 == 0o600 and kept.read_text() == TEXT + "\n"
+        keep(tmp_path, f" {TEXT[:100]}\n{TEXT[100:]} ")
+        assert kept.stat().st_mode & 0o777 == 0o600 and WaysIn.load(tmp_path).link == TEXT
         kept.unlink()
-        keep_invite(NodeSettings(data_dir=tmp_path, invite=TEXT))
+        keep(tmp_path, TEXT)
         assert kept.stat().st_mode & 0o777 == 0o600
     finally:
         os.umask(before)
@@ -176,7 +180,7 @@ def test_the_command_prints_one_that_joins(tmp_path: Path) -> None:
     run = owned(tmp_path)
     data = ["--data-dir", str(tmp_path)]
     assert cli_main.run(["invite", "ours", *data]) == 2, "there is nobody to join through"
-    save_own_addresses(tmp_path, ADDRESSES)
+    change_ways(tmp_path, WaysIn.reached_at, ADDRESSES)
     from p2pdiloco.cli.group import cli
 
     done = CliRunner().invoke(cli, ["invite", "ours", *data, "--uses", "2", "--name", "anna"])
@@ -201,7 +205,7 @@ def test_an_invite_to_a_run_that_asks_for_none_says_so(tmp_path: Path) -> None:
         folder = tmp_path / mode
         folder.mkdir()
         owned(folder, mode)
-        save_own_addresses(folder, ADDRESSES)
+        change_ways(folder, WaysIn.reached_at, ADDRESSES)
         done = CliRunner().invoke(cli, ["invite", "ours", "--data-dir", str(folder)])
         assert done.exit_code == 0
         assert ("this run does not ask for invites" in done.stderr) is is_said, mode
@@ -210,7 +214,7 @@ def test_an_invite_to_a_run_that_asks_for_none_says_so(tmp_path: Path) -> None:
 def test_the_qr_code_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("segno")
     owned(tmp_path)
-    save_own_addresses(tmp_path, ADDRESSES)
+    change_ways(tmp_path, WaysIn.reached_at, ADDRESSES)
     from p2pdiloco.cli.group import cli
 
     done = CliRunner().invoke(cli, ["invite", "ours", "--data-dir", str(tmp_path), "--qr"])
@@ -224,13 +228,13 @@ def settings(folder: Path, **values: str) -> NodeSettings:
 def test_a_node_needs_it_once(tmp_path: Path) -> None:
     first = with_invite(settings(tmp_path, invite=TEXT))
     assert first.run == RUN and first.join == ADDRESSES
-    keep_invite(first)
+    keep(tmp_path, first.invite)
     again = with_invite(settings(tmp_path))
     assert again.run == RUN and again.join == ADDRESSES
     with pytest.raises(ConfigError):
         with_invite(settings(tmp_path, invite=TEXT, run="cd" * 32))
     assert with_invite(settings(tmp_path, run="cd" * 32)).join == (), "it is to another run"
-    (tmp_path / "invite.txt").write_text("damaged")
+    change_ways(tmp_path, lambda ways: replace(ways, link="damaged"))
     assert with_invite(settings(tmp_path)).join == ()
 
 
@@ -243,10 +247,10 @@ def test_what_a_node_shows(tmp_path: Path) -> None:
     guest.mkdir()
     invite = Invite(grant(run.id, key.peer_id, 0, 1, OWNER), key, ())
     text = old_word(Invite(invite.grant, key, ADDRESSES))
-    keep_invite(settings(guest, invite=text))
+    keep(guest, text)
     shown = own_admission(guest, run, me)
     assert shown is not None and shown.peer == me and shown.grant == invite.grant
-    (guest / "invite.txt").unlink()
+    (guest / JOINED).unlink()
     assert own_admission(guest, run, me) is None, "this run's owner did not sign it"
     ours = owned(tmp_path)
     mine, _ = sign_run(tmp_path / "run.toml", Identity.load_or_create(tmp_path / "owner.key"))
@@ -344,8 +348,7 @@ def test_shuffled_ones_are_one_sentence() -> None:
 def test_a_node_needs_a_link_once(tmp_path: Path) -> None:
     first = with_invite(settings(tmp_path, invite=WORD))
     assert first.run == RUN and first.join == (*ADDRESSES, NAME)
-    keep_invite(first)
-    assert (tmp_path / "invite.txt").stat().st_mode & 0o777 == 0o600
+    keep(tmp_path, first.invite)
     again = with_invite(settings(tmp_path))
     assert again.run == RUN and again.join == first.join
     assert with_invite(settings(tmp_path, run="ours")).run == RUN
@@ -378,7 +381,7 @@ def test_a_run_of_another_owner_is_refused(tmp_path: Path) -> None:
     run = signed_run(tmp_path, "ours")
     for owner, is_true in ((run.signed.owner, True), (KEY.peer_id, False)):
         word = encode_link(RunLink(run.id, ADDRESSES, owner, "ours"))
-        keep_invite(settings(tmp_path, invite=word))
+        keep(tmp_path, word)
         for given_now in (word, ""):  # and at the next start
             wish = settings(tmp_path, invite=given_now)
             if is_true:
@@ -403,13 +406,12 @@ async def test_it_is_refused_before_anything_is_made(tmp_path: Path) -> None:
 def test_a_link_takes_no_invite_s_place(tmp_path: Path) -> None:
     run = signed_run(tmp_path, "ours")
     invite = invited(run=run.id)
-    keep_invite(settings(tmp_path, invite=encode_link(RunLink(run.id, (), OWNER.peer_id, "", invite))))
-    keep_invite(settings(tmp_path, invite=encode_link(RunLink(run.id, ADDRESSES, OWNER.peer_id))))
-    text = (tmp_path / "invite.txt").read_text()
-    saved = read_link(text).invite
-    assert saved is not None and saved.grant == invite.grant
-    keep_invite(settings(tmp_path, invite=WORD))
-    assert read_link((tmp_path / "invite.txt").read_text()).run == RUN, "another run's link does"
+    keep(tmp_path, encode_link(RunLink(run.id, (), OWNER.peer_id, "", invite)))
+    keep(tmp_path, encode_link(RunLink(run.id, ADDRESSES, OWNER.peer_id)))
+    saved = WaysIn.load(tmp_path).run_link
+    assert saved is not None and saved.invite is not None and saved.invite.grant == invite.grant
+    keep(tmp_path, WORD)
+    assert WaysIn.load(tmp_path).link == WORD, "another run's link does"
 
 
 def test_an_expired_invite_lets_only_those_in_who_are(tmp_path: Path) -> None:
@@ -432,7 +434,7 @@ def test_the_command_prints_a_link_that_joins(tmp_path: Path) -> None:
     assert isinstance(called("run", "link", *data).exception, UserError), "there is no run"
     run = owned(tmp_path)
     assert "no address" in str(called("run", "link", *data).exception)
-    save_own_addresses(tmp_path, (LOOPBACK,))
+    change_ways(tmp_path, WaysIn.reached_at, (LOOPBACK,))
     only = called("run", "link", "ours", *data)
     assert "loopback only" in only.stderr and "invite ours" in only.stderr
     done = called("run", "link", run[:8], *data, "--join", ADDRESSES[0], "--join", NAME)
@@ -446,17 +448,17 @@ def test_by_nothing_it_is_of_the_run_that_was_joined_last(tmp_path: Path) -> Non
     first = owned(tmp_path)
     (tmp_path / "owner.key").unlink()
     second = owned(tmp_path, "open")
-    save_own_addresses(tmp_path, ADDRESSES)
+    change_ways(tmp_path, WaysIn.reached_at, ADDRESSES)
     asked = ["run", "link", "--data-dir", str(tmp_path)]
     assert "more than one run" in str(called(*asked).exception)
     for run in (first, second):
-        remember_joined(settings(tmp_path), run)
+        change_ways(tmp_path, WaysIn.joined, NodeSettings(), run)
         assert read_link(called(*asked).stdout).run == run
 
 
 def test_an_owner_s_link_lets_in(tmp_path: Path) -> None:
     run = owned(tmp_path)
-    save_own_addresses(tmp_path, ADDRESSES)
+    change_ways(tmp_path, WaysIn.reached_at, ADDRESSES)
     done = called("invite", "ours", "--link", "--uses", "2", "--data-dir", str(tmp_path))
     read = read_link(done.stdout)
     assert read.invite is not None and (read.run, read.name, read.invite.grant.uses) == (run, "ours", 2)
@@ -466,7 +468,7 @@ def test_an_owner_s_link_lets_in(tmp_path: Path) -> None:
         ownership.key_of(WORD)
     guest = tmp_path / "guest"
     guest.mkdir()
-    keep_invite(with_invite(settings(guest, invite=done.stdout)))
+    keep(guest, with_invite(settings(guest, invite=done.stdout)).invite)
     shown = own_admission(guest, ownership_run(tmp_path), Identity.generate().peer_id)
     assert shown is not None and shown.grant == read.invite.grant
 
@@ -480,7 +482,7 @@ def ownership_run(folder: Path):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(("name", "beginning"), [("code.svg", b"<?xml"), ("code.png", b"\x89PNG")])
 def test_the_code_is_written(name: str, beginning: bytes, tmp_path: Path) -> None:
     owned(tmp_path)
-    save_own_addresses(tmp_path, ADDRESSES)
+    change_ways(tmp_path, WaysIn.reached_at, ADDRESSES)
     path = tmp_path / name
     done = called("run", "link", "--data-dir", str(tmp_path), "--qr", "--qr-file", str(path))
     assert done.exit_code == 0 and "▀" in done.stderr and path.read_bytes().startswith(beginning)
@@ -505,11 +507,11 @@ def test_a_start_without_anything_goes_where_the_last_one_was_told_to_go(tmp_pat
     """Also beside members that were met; but not where something is given, or a run is begun."""
     bare = settings(tmp_path)
     assert joined_through_before(bare) == ()
-    keep_invite(with_invite(settings(tmp_path, invite=WORD)))
-    peers_file(tmp_path).write_text(f"{ADDRESSES[0]}\n")
+    keep(tmp_path, with_invite(settings(tmp_path, invite=WORD)).invite)
+    change_ways(tmp_path, WaysIn.having_met, [ADDRESSES])
     assert joined_through_before(with_invite(bare)) == (*ADDRESSES, NAME), "the saved link's peers"
     assert joined_through_before(settings(tmp_path, run="cd" * 32)) == (), "it is to another run"
-    remember_joined(msgspec.structs.replace(bare, join=(NAME,)), RUN)
+    change_ways(tmp_path, WaysIn.joined, NodeSettings(join=(NAME,)), RUN)
     assert joined_through_before(with_invite(bare)) == (NAME,), "what was given last"
     assert joined_through_before(settings(tmp_path, join=ADDRESSES)) == ()
     assert joined_through_before(settings(tmp_path, run_file=tmp_path / "run.toml")) == ()

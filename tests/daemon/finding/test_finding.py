@@ -34,7 +34,6 @@ from p2pdiloco.daemon.network.discovery import (
     CALMEST,
     COMPLAIN_AFTER,
     DIAL_PATIENCE_S,
-    FILE,
     FIRST_S,
     LOOK_FAST_S,
     LOOK_S,
@@ -48,12 +47,12 @@ from p2pdiloco.daemon.network.discovery import (
     Presence,
     Sharing,
     Twins,
-    keep_port,
     listen_again,
     look_up_again,
     refuse_beside_a_twin,
 )
 from p2pdiloco.daemon.network.discovery import LOOKS as MAX_LOOKS
+from p2pdiloco.daemon.run_files.known_runs import WaysIn, change_ways
 from p2pdiloco.errors import PeerUnreachable, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.channel import DataShare
@@ -599,8 +598,10 @@ def test_nobody_joins_a_stranger_s_run_unasked(
         with pytest.raises(UserError, match="nobody is asked whether to join it"):
             looked(tmp_path, lan=True, run=run)
     assert looked(tmp_path, lan=True, run=RUN).join == ONE.addresses
-    (tmp_path / "peers.txt").touch()
     monkeypatch.setattr(discovery, "at_terminal", lambda: True)
+    change_ways(tmp_path, WaysIn.reached_at, ONE.addresses)
+    assert looked(tmp_path).join == ONE.addresses, "where it was itself leads nowhere"
+    change_ways(tmp_path, WaysIn.having_met, [ONE.addresses])
     assert looked(tmp_path).join == (), "it has met peers before"
     assert looked(tmp_path, lan=True).join == ONE.addresses
 
@@ -638,34 +639,20 @@ def free_port() -> int:
 
 
 @pytest.mark.process
-async def test_the_last_port_is_taken_again(tmp_path: Path, free_port: int) -> None:
-    assert await listen_again(tmp_path, ANY_ADDRESS) == ANY_ADDRESS
-    keep_port(tmp_path, [f"/ip4/0.0.0.0/tcp/{free_port}"])
-    assert await listen_again(tmp_path, ANY_ADDRESS) == [f"/ip4/0.0.0.0/tcp/{free_port}"]
+async def test_the_last_port_is_taken_again(free_port: int) -> None:
+    assert await listen_again(0, ANY_ADDRESS) == ANY_ADDRESS
+    assert await listen_again(free_port, ANY_ADDRESS) == [f"/ip4/0.0.0.0/tcp/{free_port}"]
     asked_for = ("/ip4/127.0.0.1/tcp/0",)
-    assert await listen_again(tmp_path, asked_for) == asked_for
+    assert await listen_again(free_port, asked_for) == asked_for
 
 
 @pytest.mark.process
 async def test_a_port_that_somebody_else_has_is_given_up_with_a_word(
-    tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    free_port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(discovery, "PORT_PAUSE_S", 0.0)
-    keep_port(tmp_path, [f"/ip4/0.0.0.0/tcp/{free_port}"])
     with socket.socket() as other:
         other.bind(("0.0.0.0", free_port))
         other.listen()
-        assert await listen_again(tmp_path, ANY_ADDRESS) == ANY_ADDRESS
+        assert await listen_again(free_port, ANY_ADDRESS) == ANY_ADDRESS
     assert f"port {free_port}, which this peer had, is taken" in caplog.text
-
-
-@pytest.mark.parametrize("content", ["", "x", "0", "70000", "-1"])
-async def test_a_damaged_note_is_as_if_it_had_never_been(content: str, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(content)
-    assert await listen_again(tmp_path, ANY_ADDRESS) == ANY_ADDRESS
-    keep_port(tmp_path, ["/ip4/0.0.0.0/tcp/7", "/ip6/::/tcp/8"])
-    assert (tmp_path / FILE).read_text() == "7\n"
-    (tmp_path / FILE).unlink()
-    (tmp_path / FILE).mkdir()
-    keep_port(tmp_path, ["/ip4/0.0.0.0/tcp/9"])
-    assert (tmp_path / FILE).read_text() == "9\n"

@@ -25,7 +25,7 @@ from p2pdiloco.daemon.member import Approval
 from p2pdiloco.daemon.network.discovery import Sharing
 from p2pdiloco.daemon.run_files import run as find
 from p2pdiloco.daemon.run_files import run as runs
-from p2pdiloco.daemon.run_files.known_runs import goes_on, remember_joined
+from p2pdiloco.daemon.run_files.known_runs import WaysIn, change_ways, goes_on
 from p2pdiloco.daemon.run_files.run import Run, find_run
 from p2pdiloco.daemon.run_files.saved_state import load_result, result_of
 from p2pdiloco.daemon.run_files.shared_files import (
@@ -57,11 +57,11 @@ def saved(folder: Path, name: str) -> Run:
 def test_who_starts_again_with_the_same_addresses_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "node"
     again = NodeSettings(data_dir=folder, join=(BEFORE,))
-    remember_joined(NodeSettings(data_dir=tmp_path, join=(BEFORE,)), "ab" * 32)
+    change_ways(tmp_path, WaysIn.joined, NodeSettings(join=(BEFORE,)), "ab" * 32)
     assert not goes_on(again), "nothing is saved: the addresses may be wrong"
     run = saved(folder, "anna")
     assert goes_on(again), "an earlier release kept no addresses"
-    remember_joined(again, run.id)
+    change_ways(folder, WaysIn.joined, again, run.id)
     assert goes_on(again)
     assert goes_on(NodeSettings(data_dir=folder, join=(BEFORE,), run_file=tmp_path / "run.toml"))
     other = NodeSettings(data_dir=folder, join=(OTHER,))

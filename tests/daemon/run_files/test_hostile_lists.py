@@ -24,9 +24,9 @@ from p2pdiloco.daemon.run_files import known_runs, run
 from p2pdiloco.daemon.run_files.known_runs import (
     HOST_PATIENCE,
     MAX_JOINED,
-    Joined,
     RunSearch,
-    remember_joined,
+    WaysIn,
+    change_ways,
 )
 from p2pdiloco.daemon.run_files.run import Run, find_run
 from p2pdiloco.errors import UserError
@@ -173,7 +173,7 @@ async def test_a_name_is_settled_by_what_was_joined_before_then_by_the_peers_to_
             for known in (first.id, *([second.id] if hosts else ["ab" * 32])):
                 assert known[:12] in str(caught.value)
             assert "--run " in caught.value.hint
-    remember_joined(NodeSettings(data_dir=mine), second.id)
+    change_ways(mine, WaysIn.joined, NodeSettings(), second.id)
     await server(hub, second)
     for hosts in ((), (here,)):
         assert await joined(hub, "test", mine, *hosts) == second.id
@@ -185,7 +185,7 @@ async def test_who_starts_a_run_does_not_mean_the_one_that_it_was_in_before(tmp_
     old, new = (signed_run(tmp_path, seed=seed) for seed in (1, 2))
     here = await host(hub, new)
     await server(hub, old)
-    remember_joined(NodeSettings(data_dir=tmp_path), old.id)
+    change_ways(tmp_path, WaysIn.joined, NodeSettings(), old.id)
     for begins, meant in ((False, old), (True, new)):
         search = find_run(await newcomer(hub), me, "", tmp_path, ignore, (here,), begins=begins)
         assert (await asyncio.wait_for(search, within_s(20)))[0].id == meant.id
@@ -241,6 +241,6 @@ async def test_the_true_id_by_a_false_name_hides_nothing(tmp_path: Path) -> None
 def test_the_newest_run_that_was_joined_comes_first(tmp_path: Path) -> None:
     ids = [f"{number:064x}" for number in range(MAX_JOINED + 3)]
     for known in (*ids, ids[5]):
-        remember_joined(NodeSettings(data_dir=tmp_path), known)
+        change_ways(tmp_path, WaysIn.joined, NodeSettings(), known)
     newest = [ids[5], *(old for old in reversed(ids) if old != ids[5])]
-    assert Joined.load(tmp_path).runs == tuple(newest[:MAX_JOINED])
+    assert WaysIn.load(tmp_path).runs == tuple(newest[:MAX_JOINED])

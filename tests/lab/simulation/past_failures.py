@@ -122,4 +122,6 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         "one that had copied a state took those on its parent for its own, whom no update could bring there",
     ),
     (300100, "storm", None, "the same, and the others' majority needed its vote"),
+    (95002, "storm", None, "two that waited for each other's next version, after a trial, stood still"),
+    (110027, "wan", None, "where holders are asked at random, one that does not deliver is asked again"),
 )
