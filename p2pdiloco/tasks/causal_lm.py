@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import Meta
 
-from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, SHA256_PATTERN, CausalLMSection, ModelSection
+from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, CausalLMSection, ModelSection
 from p2pdiloco.config.values import is_whole
 from p2pdiloco.errors import UserError, first_line, install_hint
 from p2pdiloco.tasks.hub_models import (
@@ -27,12 +28,13 @@ from p2pdiloco.tasks.hub_models import (
     broken_config,
     check_loaded,
     harmless,
+    llama_config,
     longest,
     with_infinite,
     without_dropout,
 )
-from p2pdiloco.tasks.own_tasks import MAX_PARAMETERS, broken_shapes, specs_from_texts, texts_from_specs
-from p2pdiloco.tasks.task import Data, Listed, Task, broken_constants
+from p2pdiloco.tasks.own_tasks import GivenSection, specs_from_texts, texts_from_specs
+from p2pdiloco.tasks.task import Data, Task
 from p2pdiloco.tensors.sizes import MAX_TENSORS, TensorSpec, kept_bytes, logits_bytes
 from p2pdiloco.util import DAMAGE, Say, Values
 
@@ -50,27 +52,76 @@ SAMPLE_TEMPERATURE = 0.7
 _INTO_THE_STREAM = ("o_proj.weight", "down_proj.weight", "w2.weight")
 
 
-class CausalLM(Task):
+class LanguageModel(Task):
+    """Task whose samples are windows of text, as long as the model's context."""
+
+    @abstractmethod
+    def config(self) -> Values:
+        """config.json of the model, as `transformers` has it."""
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return int(self.section.context_tokens)
+
+    @property
+    def vocabulary(self) -> int:
+        stated = self.config().get("vocab_size")
+        if is_whole(stated):
+            return stated
+        return max((spec.shape[0] for spec in self.specs() if spec.embedding), default=0)
+
+    def broken_rule(self) -> str | None:
+        tokens, context = self.manifest.inner.tokens_per_step, self.tokens_per_sample
+        if tokens % context:
+            return (
+                f"inner.tokens_per_step must be a multiple of model.context_tokens ({context}), "
+                f"it is {tokens}"
+            )
+        return None
+
+    def pass_bytes(self, samples: int) -> int:
+        specs, tokens = self.specs(), samples * self.tokens_per_sample
+        used = self.config().get("num_experts_per_tok")
+        width = max((spec.shape[-1] for spec in specs if spec.embedding and spec.shape), default=0)
+        kept = kept_bytes(specs, tokens, self.vocabulary, used if is_whole(used) else 1)
+        return kept + logits_bytes(tokens, self.vocabulary, width)
+
+    def load_data(self, path: str | None) -> Data:
+        from p2pdiloco.tasks.hub_streams import load_corpus
+
+        return load_corpus(self.manifest.data, path, self.tokens_per_sample, self.tokenizer())
+
+    def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        from p2pdiloco.tasks.tokens import prompt_ids
+        from p2pdiloco.tasks.transformer import generate
+
+        tokenizer, context = self.tokenizer(), self.tokens_per_sample
+        most = min(self.vocabulary, tokenizer.vocabulary)
+        start = prompt_ids(tokenizer, prompt)
+        return tokenizer.decode(generate(model, start, tokens, context, most, temperature, seed))
+
+    def hub_files(self) -> dict[str, bytes]:
+        from p2pdiloco.tasks.hub_export import hub_files
+
+        return hub_files(self.manifest, self.config(), self.tokens_per_sample, self.tokenizer_file)
+
+
+class CausalLM(LanguageModel):
     """The task causal-lm. Figures: "loss" in nats per token, without the experts' balance."""
 
     Section: ClassVar[type[ModelSection]] = CausalLMSection
     section: CausalLMSection
 
-    @property
-    def tokens_per_sample(self) -> int:
-        return self.section.context_tokens
+    def config(self) -> Values:
+        return llama_config(self.section)
 
     def shapes_change(self, device: device, bf16: bool) -> bool:
         from p2pdiloco.tasks.transformer import computes_in_groups
 
         return self.section.experts > 0 and not computes_in_groups(self.section, device, bf16)
 
-    @property
-    def vocabulary(self) -> int:
-        return self.section.vocabulary
-
     def broken_rule(self) -> str | None:
-        model, tokens = self.section, self.manifest.inner.tokens_per_step
+        model = self.section
         shared = model.key_value_heads or model.heads
         rules = (
             (
@@ -98,13 +149,9 @@ class CausalLM(Task):
                 self._tensors() <= MAX_TENSORS,
                 f"a model must have at most {MAX_TENSORS} tensors, this one has {self._tensors()}",
             ),
-            (
-                tokens % model.context_tokens == 0,
-                f"inner.tokens_per_step must be a multiple of model.context_tokens ({model.context_tokens}), "
-                f"it is {tokens}",
-            ),
         )
-        return next((sentence for holds, sentence in rules if not holds), None) or self._too_much_shuffled()
+        broken = next((sentence for holds, sentence in rules if not holds), None)
+        return broken or super().broken_rule() or self._too_much_shuffled()
 
     def _tensors(self) -> int:
         """Number of tensors that `specs` lists, before anything is made for each of them."""
@@ -154,11 +201,6 @@ class CausalLM(Task):
         specs.append(TensorSpec("model.norm.weight", (width,)))
         return (*specs, *([] if section.tied_head else [TensorSpec("lm_head.weight", tokens)]))
 
-    def pass_bytes(self, samples: int) -> int:
-        section, tokens = self.section, samples * self.section.context_tokens
-        kept = kept_bytes(self.specs(), tokens, section.vocabulary, section.experts_per_token)
-        return kept + logits_bytes(tokens, section.vocabulary, section.width)
-
     def initial_parameters(self) -> dict[str, Tensor]:
         """Matrices are uniform with standard deviation 0.02, the projections back into the residual stream
         divided by sqrt(2 layers) (GPT-2); norms are ones. The initial loss is about ln(vocabulary)."""
@@ -179,11 +221,6 @@ class CausalLM(Task):
 
         return Transformer(self.section)
 
-    def load_data(self, path: str | None) -> Data:
-        from p2pdiloco.tasks.hub_streams import load_corpus
-
-        return load_corpus(self.manifest.data, path, self.section.context_tokens, self.tokenizer())
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         loss, balance = self._losses(model, batch)
         return loss if balance is None else loss + self.section.balance_weight * balance
@@ -196,24 +233,6 @@ class CausalLM(Task):
         (windows,) = batch
         loss, balance = model(windows[:, :-1], windows[:, 1:])
         return loss, balance
-
-    def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        from p2pdiloco.tasks.tokens import prompt_ids
-        from p2pdiloco.tasks.transformer import generate
-
-        section, tokenizer = self.section, self.tokenizer()
-        start = prompt_ids(tokenizer, prompt)
-        most = min(section.vocabulary, tokenizer.vocabulary)
-        return tokenizer.decode(
-            generate(model, start, tokens, section.context_tokens, most, temperature, seed)
-        )
-
-    def hub_files(self) -> dict[str, bytes]:
-        from p2pdiloco.tasks.hub_export import hub_files
-        from p2pdiloco.tasks.hub_models import llama_config
-
-        context = self.section.context_tokens
-        return hub_files(self.manifest, llama_config(self.section), context, self.tokenizer_file)
 
     def sample(self, model: nn.Module) -> str:
         return PROMPT + self.written(model, PROMPT, SAMPLE_TOKENS, SAMPLE_TEMPERATURE, 0)
@@ -228,26 +247,18 @@ CAUSAL_NOISE = 1e-5
 way."""
 
 
-class HubSection(ModelSection, kw_only=True, omit_defaults=True):
+class HubSection(GivenSection, kw_only=True, omit_defaults=True):
     """Config of the architecture, and what follows from it."""
 
-    comments: ClassVar[dict[str, str]] = {
+    comments: ClassVar[dict[str, str]] = GivenSection.comments | {
         "config": "config.json of the architecture, as transformers writes it.",
         "context_tokens": "Tokens that the model sees at once.",
-        "parameters": "Name and shape of every parameter; run new writes them.",
-        "constants": "Name, shape and type of what else belongs to the model, and is not trained.",
-        "constants_sum": "SHA-256 of the constants' values.",
     }
     config: Annotated[str, Meta(min_length=2, max_length=32_768)]
     context_tokens: Annotated[int, Meta(ge=8, le=131_072)]
-    parameters: Annotated[
-        list[Annotated[str, Meta(max_length=320)]], Meta(min_length=1, max_length=MAX_PARAMETERS)
-    ]
-    constants: Listed = field(default_factory=list)
-    constants_sum: Annotated[str, Meta(pattern=SHA256_PATTERN)] = ""
 
 
-class HubCausalLM(Task):
+class HubCausalLM(LanguageModel):
     """The task hf-causal-lm. Figures: "loss" in nats per token.
 
     Names and shapes of the parameters are in the manifest too, so that daemons need not import
@@ -261,24 +272,13 @@ class HubCausalLM(Task):
     _plain_head = False
     """True: the models made here are a body and a plain matrix behind it."""
 
-    @property
-    def tokens_per_sample(self) -> int:
-        return self.section.context_tokens
-
-    @property
-    def vocabulary(self) -> int:
-        stated = json.loads(self.section.config).get("vocab_size")
-        if is_whole(stated):
-            return stated
-        return max((spec.shape[0] for spec in self.specs() if spec.embedding), default=0)
+    def config(self) -> Values:
+        found: Values = json.loads(self.section.config)
+        return found
 
     def broken_rule(self) -> str | None:
-        tokens, context = self.manifest.inner.tokens_per_step, self.section.context_tokens
-        if tokens % context:
-            return (
-                f"inner.tokens_per_step must be a multiple of model.context_tokens ({context}), "
-                f"it is {tokens}"
-            )
+        if broken := super().broken_rule():
+            return broken
         try:
             found = msgspec.json.decode(self.section.config)  # strictly: no bare Infinity, nor NaN
         except DAMAGE:
@@ -286,13 +286,11 @@ class HubCausalLM(Task):
         if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
             return "model.config must be a JSON object with a model_type"
         try:
-            broken = broken_shapes(self.section.parameters)
+            broken = self.section.broken()
             if not broken:
                 specs = self.specs()
-                broken = broken_constants(self.manifest.model, specs)
-            if not broken:
                 largest = max((size for spec in specs for size in spec.shape), default=0)
-                broken = broken_config(found, len(specs), context, largest)
+                broken = broken_config(found, len(specs), self.tokens_per_sample, largest)
         except RecursionError:
             broken = "model.config is nested too deeply"
         if broken:
@@ -308,22 +306,10 @@ class HubCausalLM(Task):
     def specs(self) -> tuple[TensorSpec, ...]:
         return specs_from_texts(self.section.parameters)
 
-    def pass_bytes(self, samples: int) -> int:
-        specs, tokens = self.specs(), samples * self.section.context_tokens
-        used = json.loads(self.section.config).get("num_experts_per_tok")
-        width = max((spec.shape[-1] for spec in specs if spec.embedding and spec.shape), default=0)
-        kept = kept_bytes(specs, tokens, self.vocabulary, used if is_whole(used) else 1)
-        return kept + logits_bytes(tokens, self.vocabulary, width)
-
     def model(self) -> nn.Module:
-        model = built(json.loads(self.section.config), self.specs())
+        model = built(self.config(), self.specs())
         self._plain_head = has_plain_head(model)
         return model
-
-    def load_data(self, path: str | None) -> Data:
-        from p2pdiloco.tasks.hub_streams import load_corpus
-
-        return load_corpus(self.manifest.data, path, self.section.context_tokens, self.tokenizer())
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         from torch.nn import functional
@@ -342,21 +328,6 @@ class HubCausalLM(Task):
 
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {"loss": self.loss(model, batch)}
-
-    def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        from p2pdiloco.tasks.tokens import prompt_ids
-        from p2pdiloco.tasks.transformer import generate
-
-        tokenizer, context = self.tokenizer(), self.section.context_tokens
-        most = min(self.vocabulary, tokenizer.vocabulary)
-        start = prompt_ids(tokenizer, prompt)
-        return tokenizer.decode(generate(model, start, tokens, context, most, temperature, seed))
-
-    def hub_files(self) -> dict[str, bytes]:
-        from p2pdiloco.tasks.hub_export import hub_files
-
-        context = self.section.context_tokens
-        return hub_files(self.manifest, json.loads(self.section.config), context, self.tokenizer_file)
 
 
 def section_of(config: Values, context_tokens: int) -> HubSection:

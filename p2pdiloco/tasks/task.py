@@ -243,13 +243,22 @@ class Constant(Frozen):
 
 def constants_of(model: Mapping[str, Any]) -> tuple[Constant, ...]:
     """Read the list off a `[model]` table, in the order in which their values travel."""
-    listed = model.get("constants") or ()
-    return tuple(_constant(text) for text in listed)
+    return tuple(_constant(text) for text in model.get("constants") or ())
 
 
 def text_of(constant: Constant) -> str:
     """Write a constant as such a list has it: "layers.0.router.bias 64 float32"."""
-    return f"{constant.name} {'x'.join(map(str, constant.shape)) or '-'} {constant.kind}"
+    return f"{constant.name} {shape_text(constant.shape)} {constant.kind}"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Write a shape as such lists have it: "64x32"; "-" of a scalar."""
+    return "x".join(map(str, shape)) or "-"
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """Read what `shape_text` wrote."""
+    return () if text == "-" else tuple(map(int, text.split("x")))
 
 
 def broken_constants(model: Mapping[str, Any], parameters: Sequence[TensorSpec]) -> str | None:
@@ -276,4 +285,4 @@ def broken_constants(model: Mapping[str, Any], parameters: Sequence[TensorSpec])
 
 def _constant(text: str) -> Constant:
     name, shape, kind = text.split(" ")
-    return Constant(name, () if shape == "-" else tuple(map(int, shape.split("x"))), kind)
+    return Constant(name, shape_of(shape), kind)
