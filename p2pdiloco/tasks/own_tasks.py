@@ -35,7 +35,7 @@ class GivenSection(ModelSection, kw_only=True, omit_defaults=True):
     """Names and shapes of a given model's parameters and constants."""
 
     comments: ClassVar[dict[str, str]] = {
-        "parameters": "Name and shape of every parameter, such as layer.weight 64x32; run new and new_run write them.",
+        "parameters": "Name and shape of every parameter, such as w 64x32; run new and new_run write them.",
         "constants": "Name, shape and type of what else belongs to the model, and is not trained.",
         "constants_sum": "SHA-256 of the constants' values.",
     }
