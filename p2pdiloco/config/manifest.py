@@ -391,8 +391,8 @@ class Manifest(Section, kw_only=True):
     audit: AuditSection = AuditSection()
     end: EndSection = EndSection()
     export: ExportSection = ExportSection()
-    """The last five, `data.begin_of_document` and what `admission` has beside `mode` are not in the canonical
-    bytes where they say nothing: runs from before them keep their ids."""
+    """What came later is not in the canonical bytes where it says nothing (`_CAME_LATER`): runs from before
+    keep their ids."""
 
 
 # Canonical bytes: in, out, and rules between keys.
@@ -402,7 +402,7 @@ DECODING = (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError)
 """Errors of a decoder that is given garbage: bad UTF-8, numbers out of range and deep nesting are not
 msgspec's own."""
 
-_encoder = msgpack.Encoder(order="deterministic")
+_encoder = msgpack.Encoder()
 _decoder = msgpack.Decoder(Manifest, strict=True)
 
 
@@ -464,32 +464,28 @@ def _is_object(text: str) -> bool:
 def canonical_bytes(manifest: Manifest) -> bytes:
     """The one encoding of a manifest (msgpack, every field, schema order, the task's keys sorted): what is
     signed and hashed. Without what came later and says nothing, as in runs that are older."""
-    data = _without_quiet(manifest.data, {"begin_of_document": ""})
-    export = _without_quiet(manifest.export, {"dtype": ExportSection().dtype, "context_tokens": 0})
-    admission = _without_quiet(manifest.admission, {"seats": (), "recovery": ""})
-    told = {"data": data, "admission": admission, "export": export}
-    return _encoder.encode(_without_quiet(manifest, _CAME_LATER, **told))
+    told: Values = msgspec.to_builtins(manifest)
+    told["model"] = dict(sorted(manifest.model.items()))
+    for name, keys in _CAME_LATER.items():
+        section = getattr(manifest, name)
+        usual = type(section)()
+        for key in keys:
+            if getattr(section, key) == getattr(usual, key):
+                del told[name][key]
+        if section == usual and name != "data":
+            del told[name]
+    return _encoder.encode(told)
 
 
 _CAME_LATER = {
-    "admission": AdmissionSection(),
-    "weight": WeightSection(),
-    "audit": AuditSection(),
-    "end": EndSection(),
-    "export": ExportSection(),
+    "data": ("begin_of_document",),
+    "admission": ("seats", "recovery"),
+    "weight": (),
+    "audit": (),
+    "end": (),
+    "export": ("dtype", "context_tokens"),
 }
-
-
-def _without_quiet(section: Struct, quiet: Mapping[str, object], **encoded: Struct) -> Struct:
-    """Make a struct of the fields of a section whose values are not these; `encoded`: instead of its own."""
-    values = {name: getattr(section, name) for name in section.__struct_fields__}
-    told = tuple(name for name, value in values.items() if value != quiet.get(name))
-    return _with(told)(*map((values | encoded).__getitem__, told))
-
-
-@functools.cache
-def _with(fields: tuple[str, ...]) -> type[Struct]:
-    return msgspec.defstruct("ToldManifest", fields)
+"""Keys that runs from before them do not have, by table; all of these tables but `data` came later, too."""
 
 
 @functools.cache
