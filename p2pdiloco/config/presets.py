@@ -36,8 +36,10 @@ from p2pdiloco.config.manifest import (
     ImageSection,
     InnerSection,
     Manifest,
+    ModelSection,
     OuterSection,
     RunSection,
+    Section,
     SyncSection,
     table,
     vocabulary_for,
@@ -488,154 +490,129 @@ ADAMW_RATE = 2e-3
 ADAMW_RATES = {6e-3: ADAMW_RATE, 3e-3: 1e-3}
 """Rates with AdamW by the preset's with Muon, where they differ."""
 
-MICRO = with_outer(
-    Manifest(
-        run=RunSection(name="micro"),
-        model=table(CausalLMSection(layers=2, heads=2, width=32, context_tokens=64)),
-        inner=InnerSection(
-            learning_rate=3e-3, warmup_tokens=15_360, schedule_tokens=153_600, tokens_per_step=256
-        ),
-        sync=SyncSection(fragments=4, inner_steps=8, delay_steps=4),
-        group=GroupSection(term_versions=8),
-        end=EndSection(learners="go-on"),  # it is over within seconds
-    )
+
+def _preset(name: str, model: ModelSection, **tables: Section) -> Manifest:
+    task = "image-classification" if isinstance(model, ImageSection) else "causal-lm"
+    whole = Manifest(run=RunSection(name=name, task=task), model=table(model), **tables)  # type: ignore[arg-type]
+    return with_outer(whole)
+
+
+MICRO = _preset(
+    "micro",
+    CausalLMSection(layers=2, heads=2, width=32, context_tokens=64),
+    inner=InnerSection(
+        learning_rate=3e-3, warmup_tokens=15_360, schedule_tokens=153_600, tokens_per_step=256
+    ),
+    sync=SyncSection(fragments=4, inner_steps=8, delay_steps=4),
+    group=GroupSection(term_versions=8),
+    end=EndSection(learners="go-on"),  # it is over within seconds
 )
 
-TINY = with_outer(
-    Manifest(
-        run=RunSection(name="tiny"),
-        model=table(CausalLMSection(layers=4, heads=4, width=128, context_tokens=128)),
-        # With Muon swarms end 6 to 7 % lower after 700 steps, and half of data parallel's best rate is theirs
-        # (docs/results.md).
-        inner=InnerSection(
-            optimizer="muon",
-            learning_rate=6e-3,
-            beta1=0.8,
-            warmup_tokens=212_992,
-            schedule_tokens=2_150_400,
-            tokens_per_step=1024,
-        ),
-        sync=SyncSection(fragments=8, inner_steps=24, delay_steps=8),
-        group=GroupSection(term_versions=8),
-    )
+TINY = _preset(
+    "tiny",
+    CausalLMSection(layers=4, heads=4, width=128, context_tokens=128),
+    # With Muon swarms end 6 to 7 % lower after 700 steps, and half of data parallel's best rate is theirs
+    # (docs/results.md).
+    inner=InnerSection(
+        optimizer="muon",
+        learning_rate=6e-3,
+        beta1=0.8,
+        warmup_tokens=212_992,
+        schedule_tokens=2_150_400,
+        tokens_per_step=1024,
+    ),
+    sync=SyncSection(fragments=8, inner_steps=24, delay_steps=8),
+    group=GroupSection(term_versions=8),
 )
 
-TINY_MOE = with_outer(
-    Manifest(
-        run=RunSection(name="tiny-moe"),
-        model=table(
-            CausalLMSection(layers=4, heads=4, width=128, hidden_width=176, context_tokens=128, experts=4)
-        ),
-        inner=TINY.inner,
-        sync=TINY.sync,
-        group=TINY.group,
-    )
+TINY_MOE = _preset(
+    "tiny-moe",
+    CausalLMSection(layers=4, heads=4, width=128, hidden_width=176, context_tokens=128, experts=4),
+    inner=TINY.inner,
+    sync=TINY.sync,
+    group=TINY.group,
 )
 
-SMALL = with_outer(
-    Manifest(
-        run=RunSection(name="small"),
-        model=table(CausalLMSection(layers=6, heads=6, width=384, context_tokens=256)),
-        # After 1000 steps of a swarm Muon, H = 100, ended 7 % below AdamW, H = 24 (docs/results.md).
-        inner=InnerSection(
-            optimizer="muon",
-            learning_rate=3e-3,
-            warmup_tokens=3_000_000,
-            schedule_tokens=160_000_000,
-            tokens_per_step=8192,
-        ),
-        sync=SyncSection(fragments=12, inner_steps=48, delay_steps=6),
-    )
+SMALL = _preset(
+    "small",
+    CausalLMSection(layers=6, heads=6, width=384, context_tokens=256),
+    # After 1000 steps of a swarm Muon, H = 100, ended 7 % below AdamW, H = 24 (docs/results.md).
+    inner=InnerSection(
+        optimizer="muon",
+        learning_rate=3e-3,
+        warmup_tokens=3_000_000,
+        schedule_tokens=160_000_000,
+        tokens_per_step=8192,
+    ),
+    sync=SyncSection(fragments=12, inner_steps=48, delay_steps=6),
 )
 
-GPT2 = with_outer(
-    Manifest(
-        run=RunSection(name="gpt2"),
-        model=table(
-            CausalLMSection(layers=12, heads=12, width=768, context_tokens=1024, vocabulary=GPT2_IDS)
-        ),
-        # Muon's updates are as large as AdamW's. For models of this size and above 2502.16982 takes AdamW's
-        # rates; in swarms that was not tried.
-        inner=InnerSection(
-            optimizer="muon",
-            learning_rate=6e-4,
-            warmup_tokens=370_000_000,
-            schedule_tokens=26_000_000_000,
-            tokens_per_step=65_536,
-        ),
-        sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
-    )
+GPT2 = _preset(
+    "gpt2",
+    CausalLMSection(layers=12, heads=12, width=768, context_tokens=1024, vocabulary=GPT2_IDS),
+    # Muon's updates are as large as AdamW's. For models of this size and above 2502.16982 takes AdamW's
+    # rates; in swarms that was not tried.
+    inner=InnerSection(
+        optimizer="muon",
+        learning_rate=6e-4,
+        warmup_tokens=370_000_000,
+        schedule_tokens=26_000_000_000,
+        tokens_per_step=65_536,
+    ),
+    sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
 )
 
-GPT2_MEDIUM = with_outer(
-    Manifest(
-        run=RunSection(name="350m"),
-        model=table(
-            CausalLMSection(layers=24, heads=16, width=1024, context_tokens=1024, vocabulary=GPT2_IDS)
-        ),
-        inner=InnerSection(
-            optimizer="muon",
-            learning_rate=3e-4,
-            warmup_tokens=730_000_000,
-            schedule_tokens=52_000_000_000,
-            tokens_per_step=131_072,
-        ),
-        sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
-    )
+GPT2_MEDIUM = _preset(
+    "350m",
+    CausalLMSection(layers=24, heads=16, width=1024, context_tokens=1024, vocabulary=GPT2_IDS),
+    inner=InnerSection(
+        optimizer="muon",
+        learning_rate=3e-4,
+        warmup_tokens=730_000_000,
+        schedule_tokens=52_000_000_000,
+        tokens_per_step=131_072,
+    ),
+    sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
 )
 
-LARGEST = with_outer(
-    Manifest(
-        run=RunSection(name="1.3b"),
-        model=table(
-            CausalLMSection(
-                layers=24,
-                heads=16,
-                key_value_heads=8,
-                width=2048,
-                context_tokens=2048,
-                vocabulary=GPT2_IDS,
-                hidden_width=5632,
-                tied_head=False,
-            )
-        ),
-        inner=InnerSection(
-            optimizer="muon",
-            learning_rate=2e-4,
-            warmup_tokens=2_100_000_000,
-            schedule_tokens=105_000_000_000,
-            tokens_per_step=262_144,
-        ),
-        sync=SyncSection(fragments=48, inner_steps=100, delay_steps=6),
-    )
+LARGEST = _preset(
+    "1.3b",
+    CausalLMSection(
+        layers=24,
+        heads=16,
+        key_value_heads=8,
+        width=2048,
+        context_tokens=2048,
+        vocabulary=GPT2_IDS,
+        hidden_width=5632,
+        tied_head=False,
+    ),
+    inner=InnerSection(
+        optimizer="muon",
+        learning_rate=2e-4,
+        warmup_tokens=2_100_000_000,
+        schedule_tokens=105_000_000_000,
+        tokens_per_step=262_144,
+    ),
+    sync=SyncSection(fragments=48, inner_steps=100, delay_steps=6),
 )
 
-DIGITS = with_outer(
-    Manifest(
-        run=RunSection(name="digits", task="image-classification"),
-        model=table(
-            ImageSection(classes=10, image_pixels=8, channels=1, layers=2, width=64, heads=4, patch_pixels=2)
-        ),
-        data=DataSection(heldout_percent=20),
-        inner=InnerSection(
-            learning_rate=2e-3, warmup_tokens=7_680, schedule_tokens=76_800, tokens_per_step=64
-        ),
-        sync=SyncSection(fragments=4, inner_steps=16, delay_steps=4),
-        group=GroupSection(term_versions=8),
-    )
+DIGITS = _preset(
+    "digits",
+    ImageSection(classes=10, image_pixels=8, channels=1, layers=2, width=64, heads=4, patch_pixels=2),
+    data=DataSection(heldout_percent=20),
+    inner=InnerSection(learning_rate=2e-3, warmup_tokens=7_680, schedule_tokens=76_800, tokens_per_step=64),
+    sync=SyncSection(fragments=4, inner_steps=16, delay_steps=4),
+    group=GroupSection(term_versions=8),
 )
 
-DIGITS_CNN = with_outer(
-    Manifest(
-        run=RunSection(name="digits-cnn", task="image-classification"),
-        model=table(
-            ImageSection(architecture="cnn", classes=10, image_pixels=8, channels=1, layers=1, width=16)
-        ),
-        data=DIGITS.data,
-        inner=DIGITS.inner,
-        sync=DIGITS.sync,
-        group=DIGITS.group,
-    )
+DIGITS_CNN = _preset(
+    "digits-cnn",
+    ImageSection(architecture="cnn", classes=10, image_pixels=8, channels=1, layers=1, width=16),
+    data=DIGITS.data,
+    inner=DIGITS.inner,
+    sync=DIGITS.sync,
+    group=DIGITS.group,
 )
 
 PRESETS = {
