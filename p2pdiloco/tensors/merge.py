@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, pairwise
@@ -101,16 +102,9 @@ def contribution_weight(
     return weight_of(tokens, inner_steps, most_tokens, trust)
 
 
-def contribution_reach(
-    tokens: int,
-    inner_steps: int,
-    period: int,
-    most_tokens: int = NO_LIMITS.most_tokens,
-    trust: int = FULL_TRUST,
-) -> float:
-    """Reach of a contribution, v: its weight, times inner steps / `period` where it has fewer than `period`
-    (H). Raises: see `contribution_weight`."""
-    weight = contribution_weight(tokens, inner_steps, most_tokens, trust)
+def reach_of(weight: float, inner_steps: int, period: int) -> float:
+    """Reach of a contribution of this weight, v: the weight, times inner steps / `period` where it has fewer
+    than `period` (H)."""
     return weight * min(1.0, inner_steps / period)
 
 
@@ -195,9 +189,9 @@ class Accumulator:
             Unsound: "implausible-tokens" (see `contribution_weight`), "out-of-range" (absurdly long).
         """
         invariant(delta.shape == (self.layout.numel,), "a pseudo-gradient of another fragment")
-        most_tokens = self._limits.most_tokens
-        weight = factor * contribution_weight(tokens, inner_steps, most_tokens, trust)
-        reach = factor * contribution_reach(tokens, inner_steps, self._period, most_tokens, trust)
+        weight = contribution_weight(tokens, inner_steps, self._limits.most_tokens, trust)
+        reach = factor * reach_of(weight, inner_steps, self._period)
+        weight *= factor
         lengths = lengths or self.measure(delta)
         shown = self._cut(lengths.whole, self._longest if votes else self._seatless_longest)
         pieces = zip(self.layout.pieces, self._slices, lengths.pieces, strict=True)
@@ -503,19 +497,16 @@ def check_partial(
             contributions' weights) or "wrong-count".
     """
     found, work = decode_partial(layout, payload, storage, limits.longest), list(work)
-    most_tokens = limits.most_tokens
-    times = open_factors(work, most_tokens, open_share)
-    weights = [
-        factor * contribution_weight(tokens, steps, most_tokens, *rest[:1])
-        for factor, (tokens, steps, *rest) in zip(times, work, strict=True)
-    ]
+    factors = open_factors(work, limits.most_tokens, open_share)
+    weights = [contribution_weight(each[0], each[1], limits.most_tokens, *each[2:3]) for each in work]
+    weight = math.fsum(map(operator.mul, factors, weights))
     if found.contributions != len(weights):
         raise Unsound(Verdict.WRONG_COUNT, f"{found.contributions} contributions, {len(weights)} labels")
-    if not _adds_up(found.weight, math.fsum(weights), leaf):
-        raise Unsound(Verdict.WRONG_WEIGHT, f"{found.weight:.9g}, the labels say {math.fsum(weights):.9g}")
+    if not _adds_up(found.weight, weight, leaf):
+        raise Unsound(Verdict.WRONG_WEIGHT, f"{found.weight:.9g}, the labels say {weight:.9g}")
     reach = math.fsum(
-        (factor if leaf else 1.0) * contribution_reach(tokens, steps, period, most_tokens, *rest[:1])
-        for factor, (tokens, steps, *rest) in zip(times, work, strict=True)
+        (factor if leaf else 1.0) * reach_of(weight, each[1], period)
+        for factor, weight, each in zip(factors, weights, work, strict=True)
     )
     if not _adds_up(found.reach, reach, leaf):
         raise Unsound(Verdict.WRONG_WEIGHT, f"a reach of {found.reach:.9g}, the labels say {reach:.9g}")
