@@ -22,27 +22,14 @@ from torch import Tensor, nn
 
 from p2pdiloco.config.settings import Compile
 from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.learner.channel import PassOptions
 from p2pdiloco.learner.lifeline import PassTooLarge
 from p2pdiloco.learner.optimizer import Optimizer, set_learning_rate
 from p2pdiloco.learner.ranks import autocast, give_memory_back, out_of_memory
 from p2pdiloco.tasks.task import Task
-from p2pdiloco.util import Frozen
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
-
-
-class PassOptions(Frozen):
-    """Choices about passes, as in `learner.channel.LearnerOptions`."""
-
-    micro_batch_tokens: int = 0
-    """Tokens of one pass; 0: `learner.ranks.micro_batch_tokens` decides."""
-    halvings: int = 0
-    """Times that they are halved, since earlier processes lacked memory for them."""
-    compile: Compile = "never"
-    compile_cache: str = ""
-    """Folder for compiled code; empty: torch's own."""
-    precision: str = "auto"
 
 
 class Passes:
@@ -199,9 +186,13 @@ class Forms:
     """
 
     def __init__(
-        self, forward: Callable[..., Tensor], parameters: Sequence[Tensor], choice: Compile, cache: str = ""
+        self,
+        forward: Callable[..., Tensor],
+        parameters: Sequence[Tensor],
+        choice: Compile,
+        cache: Path | None = None,
     ) -> None:
-        """`forward`: the loss of a pass's tensors; `cache`: folder for compiled code, empty: torch's own."""
+        """`forward`: the loss of a pass's tensors; `cache`: folder for compiled code, None: torch's own."""
         self._forward, self._parameters = forward, parameters
         self._device = parameters[0].device
         self._choice, self._cache = choice, cache
@@ -301,7 +292,8 @@ class Forms:
         return sorted(times[UNTIMED_STEPS:])[TIMED_STEPS // 2]
 
     def _compile(self) -> None:
-        use_cache(self._cache)
+        if self._cache is not None:
+            use_cache(self._cache)
         self._shape = _shape(self._seen) if self._seen is not None else ()
         self.form = Form.COMPILED
 
@@ -350,17 +342,17 @@ def compiles_by_itself(device: torch.device) -> bool:
     return torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= VOLTA
 
 
-def use_cache(folder: str) -> None:
+def use_cache(folder: Path) -> None:
     """Let torch keep compiled code in this folder, unless its user named others, or the folder's path has a
     space or a quote: torch would split it in the command line of a C++ compiler, and nothing would compile.
     """
-    path = str(Path(folder).absolute())
+    path = str(folder.absolute())
     try:
         is_one_word = shlex.split(path) == [path]
     except ValueError:  # a quote without its other one
         is_one_word = False
-    for variable in CACHE_VARIABLES if folder and is_one_word else ():
-        os.environ.setdefault(variable, str(Path(folder) / variable.partition("_")[0].lower()))
+    for variable in CACHE_VARIABLES if is_one_word else ():
+        os.environ.setdefault(variable, str(folder / variable.partition("_")[0].lower()))
 
 
 def bound_cache(folder: Path) -> None:

@@ -32,9 +32,9 @@ from torch import Tensor, nn
 
 from p2pdiloco.core.api.config import Amendment, in_force
 from p2pdiloco.errors import P2PDilocoError, StorageError, UserError, first_line
-from p2pdiloco.learner.channel import Appraise, Appraised, RestoreMode, Start
+from p2pdiloco.learner.channel import Appraise, Appraised, PassOptions, RestoreMode, Start
 from p2pdiloco.learner.fragments import FragmentCounters, Fragments
-from p2pdiloco.learner.inner_step import Passes, PassOptions, RecordedUpdate
+from p2pdiloco.learner.inner_step import Passes, RecordedUpdate
 from p2pdiloco.learner.lifeline import PassTooLarge
 from p2pdiloco.learner.optimizer import (
     clip_gradients,

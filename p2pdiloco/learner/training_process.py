@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
+from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import Shard
 from p2pdiloco.errors import InvariantViolation, UserError, invariant
 from p2pdiloco.learner import loop
 from p2pdiloco.learner.channel import LearnerEnd, LearnerOptions, Note, Ready, Start
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.inner_step import PassOptions, bound_cache
+from p2pdiloco.learner.inner_step import bound_cache
 from p2pdiloco.learner.lifeline import DRAIN_TIMEOUT_S
 from p2pdiloco.learner.loop import StepReport, Training, evaluate, heldout_batch, train
 from p2pdiloco.learner.mailbox import ANSWERING_DEVICES, Answering, Mailbox, Stillness
@@ -155,18 +157,14 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
         bound_cache(options.compile_cache)  # others wait to be met below: none of them compiles yet
     threads = configure_torch(device, options.threads or threads_of(count, device))
     ranks = ALONE if folder is None else Distributed.meet(rank, count, folder, device)
-    path = options.tokenizer_path
-    task = task_of(manifest, None if path is None else read_tokenizer(path))
-    own = None if options.data_path is None else str(options.data_path)
-    data = task.load_data(own) if rank == 0 else None
+    task, constants = task_and_constants(manifest, options)
+    data = load_data(task, options) if rank == 0 else None
     layouts = plan_fragments(task.specs(), manifest.sync.fragments)
-    constants = {}
-    if options.initial_path is not None:
-        constants = load_constants(options.initial_path, constants_of(manifest.model))
     model = instance_of(task, constants)
     held = _place(model, device, task, options, ranks)
     place = options.place_path if rank == 0 else None
-    precision = precision_of_shares(device, options.precision) if ranks.sharded else options.precision
+    if ranks.sharded:
+        options = replace(options, precision=precision_of_shares(device, options.precision))
     still = Stillness(device)
     training = Training(
         task,
@@ -175,16 +173,22 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
         options.peer,
         place,
         ranks,
-        PassOptions(
-            options.micro_batch_tokens,
-            options.halvings,
-            options.compile,
-            str(options.compile_cache or ""),
-            precision,
-        ),
+        options,
         still.meanwhile,
     )
     return LearnerParts(threads, data, layouts, training, held, ranks, still, constants)
+
+
+def task_and_constants(manifest: Manifest, options: LearnerOptions) -> tuple[Task, dict[str, Tensor]]:
+    """Make a run's task, and read its model's constants. Raises: UserError."""
+    tokenizer, initial = options.tokenizer_path, options.initial_path
+    task = task_of(manifest, None if tokenizer is None else read_tokenizer(tokenizer))
+    return task, {} if initial is None else load_constants(initial, constants_of(manifest.model))
+
+
+def load_data(task: Task, options: LearnerOptions) -> Data:
+    """Read the data of this node. Raises: UserError."""
+    return task.load_data(None if options.data_path is None else str(options.data_path))
 
 
 def _place(

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -28,6 +29,7 @@ from p2pdiloco.learner.channel import (
     LearnerOptions,
     Learners,
     Note,
+    PassOptions,
     Save,
     Start,
     StateSaved,
@@ -41,7 +43,6 @@ from p2pdiloco.learner.inner_step import (
     Form,
     Forms,
     Passes,
-    PassOptions,
     RecordedUpdate,
     bound_cache,
     use_cache,
@@ -563,13 +564,13 @@ def test_compiled_code_is_kept_in_a_folder(tmp_path, monkeypatch):
     for variable in inner_step.CACHE_VARIABLES:
         monkeypatch.setenv(variable, "")  # so that it is put back as it was
         monkeypatch.delenv(variable)
-    for unusable in ("", "/my data", "/anna's", 'a"b"', "a\\b"):
-        use_cache(unusable)
+    for unusable in ("/my data", "/anna's", 'a"b"', "a\\b"):
+        use_cache(Path(unusable))
         assert "TRITON_CACHE_DIR" not in os.environ, "torch would split it into words"
-    use_cache(str(tmp_path / "compiled"))
+    use_cache(tmp_path / "compiled")
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "compiled" / "triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
-    use_cache(str(tmp_path / "compiled"))
+    use_cache(tmp_path / "compiled")
     assert os.environ["TRITON_CACHE_DIR"] == "/elsewhere", "its user's choice stays"
 
 
