@@ -410,7 +410,7 @@ class Siblings:
         with theirs:
             words = [str(theirs.fileno()), str(rank), str(self.count), str(self.folder)]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "p2pdiloco.learner.rank", *words],
+                [sys.executable, "-P", "-m", "p2pdiloco.learner", *words],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
             )
