@@ -66,7 +66,6 @@ class LearnerParts(Frozen):
     training: Training
     held: HeldParameters
     """The model's parameters."""
-    ranks: Ranks
     still: Stillness
     constants: Mapping[str, Tensor]
     """Constants of the model, for further instances."""
@@ -109,7 +108,7 @@ def follow(start: Start, rank: int, count: int, folder: Path) -> None:
     parts = _build(start, rank, count, folder)
     training = parts.training
     steps_back = True
-    while (told := parts.ranks.next_order()).kind != "end":
+    while (told := training.ranks.next_order()).kind != "end":
         if told.kind != "step":
             _help(told, start, parts)
             continue
@@ -139,10 +138,10 @@ def _help(told: Order, start: Start, parts: LearnerParts) -> None:
     elif told.kind == "aside" and isinstance(held, HeldShares):
         held.set_aside()
     elif told.kind == "evaluate":
-        share = parts.ranks.share(())
+        share = training.ranks.share(())
         evaluate(training.task, training.model, share, training.samples_at_once, training.precision)
     elif told.kind == "amend":
-        training.amend(parts.ranks.hear_amendments(told))
+        training.amend(parts.training.ranks.hear())
     elif told.kind == "back" and isinstance(held, HeldShares):
         held.bring_back()
     else:
@@ -176,7 +175,7 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
         options,
         still.meanwhile,
     )
-    return LearnerParts(threads, data, layouts, training, held, ranks, still, constants)
+    return LearnerParts(threads, data, layouts, training, held, still, constants)
 
 
 def task_and_constants(manifest: Manifest, options: LearnerOptions) -> tuple[Task, dict[str, Tensor]]:
@@ -220,7 +219,7 @@ def _give_up(channel: LearnerEnd) -> NoReturn:
 
 def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerParts) -> None:
     manifest, options = start.manifest, start.options
-    training, layouts, ranks = parts.training, parts.layouts, parts.ranks
+    training, layouts, ranks = parts.training, parts.layouts, parts.training.ranks
     task, device = training.task, training.device
     data = parts.data
     if data is None:
