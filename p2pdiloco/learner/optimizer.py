@@ -41,10 +41,11 @@ class Optimizer(Protocol):
 
 
 class Together:
-    """Several optimizers, each for its own parameters, as one."""
+    """Muon, and AdamW for all other parameters, as one optimizer."""
 
-    def __init__(self, kind: str, *parts: Optimizer) -> None:
-        self.kind = kind
+    kind = "muon"
+
+    def __init__(self, *parts: Optimizer) -> None:
         self._parts = parts
         self.state: MutableMapping[Tensor, dict[str, Tensor]] = parts[0].state
         for part in parts[1:]:
@@ -75,7 +76,7 @@ def make_optimizer(model: nn.Module, section: InnerSection) -> Optimizer:
     theirs = {id(parameter) for parameter in hidden}
     others = [parameter for parameter in model.parameters() if id(parameter) not in theirs]
     muon = Muon(hidden, section.learning_rate, section.weight_decay, section.muon_momentum)
-    return Together("muon", _adamw(others, section), muon)
+    return Together(_adamw(others, section), muon)
 
 
 def _adamw(parameters: Sequence[Tensor], section: InnerSection) -> Optimizer:
@@ -476,9 +477,6 @@ class HeldParameters:
     their part (`learner.ranks.Order`).
     """
 
-    whole = True
-    """True: this process has all of every parameter."""
-
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         """Take parameters, which are changed in place, on whatever device they are."""
         self._params = params
@@ -544,8 +542,6 @@ class HeldShares(HeldParameters):
     """Parameters of which every rank has some rows (`shard`). One fragment at a time is whole, on the CPU,
     and one rank's part of it on rank 0's device."""
 
-    whole = False
-
     def __init__(self, params: Mapping[str, Tensor], ranks: Ranks) -> None:
         super().__init__(params)
         self._ranks = ranks
@@ -602,9 +598,7 @@ class HeldShares(HeldParameters):
             if rank != me:
                 self._ranks.send(rank, packed)
                 continue
-            for span, part in zip(
-                spans, packed.split_with_sizes([span.numel for span in spans]), strict=True
-            ):
+            for span, part in _parts(packed, spans):
                 own(self._params[span.tensor]).view(-1)[span.local_offset :][: span.numel].copy_(part)
 
     @torch.no_grad()
@@ -622,10 +616,7 @@ class HeldShares(HeldParameters):
             if out is None:
                 self._ranks.send(0, packed)
                 continue
-            packed = packed.cpu()
-            for span, part in zip(
-                spans, packed.split_with_sizes([span.numel for span in spans]), strict=True
-            ):
+            for span, part in _parts(packed.cpu(), spans):
                 out[span.fragment_offset :][: span.numel].copy_(part)
 
     def _spans(self, layout: FragmentLayout, rank: int) -> Iterator[RankSpan]:
@@ -640,3 +631,7 @@ class HeldShares(HeldParameters):
             if start < end:
                 at = piece.fragment_offset + start - piece.tensor_offset
                 yield RankSpan(piece.tensor, start - low, at, end - start)
+
+
+def _parts(packed: Tensor, spans: Sequence[RankSpan]) -> Iterator[tuple[RankSpan, Tensor]]:
+    return zip(spans, packed.split_with_sizes([span.numel for span in spans]), strict=True)

@@ -209,7 +209,8 @@ class ProgramParameters(HeldParameters):
         return {id(value) for group in groups for value in group.get("params", ())}
 
     def _unknown(self) -> UserError:
-        name = next(_trained_beside(self._model, self._kinds))
+        found = plain_parameters(self._model)
+        name = next(n for n, value in found if value.requires_grad and n not in self._kinds)
         return UserError(
             f"{name} is trained now (requires_grad), but the run does not have it",
             "what is trained later is in a run from its beginning: new_run(…, frozen=True)",
@@ -219,10 +220,6 @@ class ProgramParameters(HeldParameters):
 def _cut(model: nn.Module) -> list[Any]:
     """Modules that FSDP2 has cut up (`fully_shard`)."""
     return [m for m in model.modules() if hasattr(m, "reshard") and hasattr(m, "unshard")]
-
-
-def _trained_beside(model: nn.Module, names: Mapping[str, object]) -> Iterator[str]:
-    return (n for n, value in plain_parameters(model) if value.requires_grad and n not in names)
 
 
 def _changed(name: str, kind: _Kind, value: Tensor) -> UserError:

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, CausalLMSection, ModelSection
 from p2pdiloco.config.values import is_whole
-from p2pdiloco.errors import UserError, first_line, install_hint
+from p2pdiloco.errors import UserError, in_a_sentence, install_hint
 from p2pdiloco.tasks.hub_models import (
     CONTEXTS,
     PAD,
@@ -412,12 +412,8 @@ def _config(config: Values) -> Any:
             "model_type",
             "check its spelling, or install a newer release",
         )
-    try:
+    with in_a_sentence(f'transformers cannot build a causal model "{kind}"'):
         return AutoConfig.for_model(**with_infinite(harmless(config)))
-    except Exception as error:  # (whatever an architecture thinks of a config; told as one sentence)
-        raise UserError(
-            f'transformers cannot build a causal model "{kind}": {first_line(error)}'[:500]
-        ) from error
 
 
 def _model_class(made: Any) -> Any:
@@ -439,16 +435,11 @@ def _made(config: Values) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     factory: Any = AutoModelForCausalLM
-    try:
+    with in_a_sentence(f'transformers cannot build a causal model "{made.model_type}"'):
         # The library's own implementations, in torch: of attention sdpa, or eager where the model has none.
         model: nn.Module = factory.from_config(
             made, trust_remote_code=False, attn_implementation=None, experts_implementation=None
         )
-    except Exception as error:  # (whatever an architecture thinks of a config; told as one sentence)
-        kind = config.get("model_type")
-        raise UserError(
-            f'transformers cannot build a causal model "{kind}": {first_line(error)}'[:500]
-        ) from error
     return model
 
 
@@ -458,12 +449,12 @@ def has_plain_head(model: nn.Module) -> bool:
     import torch
     from torch.nn import functional
 
+    from p2pdiloco.tasks.initial import evaluating
+
     whole: Any = model
     ids = torch.arange(CAUSAL_TOKENS).unsqueeze(0)
-    was_training = model.training
     try:
-        with torch.no_grad():
-            model.eval()
+        with torch.no_grad(), evaluating(model):
             head, body = whole.get_output_embeddings(), whole.base_model
             if body is model or getattr(head, "bias", None) is not None:
                 return False
@@ -472,8 +463,6 @@ def has_plain_head(model: nn.Module) -> bool:
             found = functional.linear(hidden, head.weight)
     except Exception:  # noqa: BLE001 (whatever an architecture lacks or thinks: its own logits are taken then)
         return False
-    finally:
-        model.train(was_training)
     return torch.equal(found, expected)
 
 
@@ -488,16 +477,12 @@ def check_causal(model: nn.Module, kind: object) -> None:
     """
     import torch
 
+    from p2pdiloco.tasks.initial import evaluating
+
     ids = torch.arange(CAUSAL_TOKENS).repeat(2, 1)
     ids[1, -1] = 0
-    was_training = model.training
-    try:
-        with torch.no_grad():
-            here, there = model.eval()(input_ids=ids, use_cache=False).logits[:, :-1].float()
-    except Exception as error:  # (whatever an architecture thinks of its input; told as one sentence)
-        raise UserError(f'the model "{kind}" takes no plain text: {first_line(error)}'[:500]) from error
-    finally:
-        model.train(was_training)
+    with in_a_sentence(f'the model "{kind}" takes no plain text'), torch.no_grad(), evaluating(model):
+        here, there = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
     if not (here - there).abs().max() <= CAUSAL_NOISE * here.abs().max():
         raise UserError(
             f'the model "{kind}" is not causal: what it says of a token depends on the next one',
@@ -522,12 +507,10 @@ def existing(folder: Path, config: Values, words: str, types: Mapping[str, str],
     log: Any = logging
     log.set_verbosity_error()  # what is missing is told below, in a sentence
     log.disable_progress_bar()
-    try:
+    with in_a_sentence(f"transformers does not load {words}"):
         found, report = factory.from_pretrained(
             folder, config=made, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
-    except Exception as error:  # (whatever is wrong with the files; told as one sentence)
-        raise UserError(f"transformers does not load {words}: {first_line(error)}"[:500]) from error
     check_loaded(found, report, types, words, say)
     model: nn.Module = found
     return model.float()

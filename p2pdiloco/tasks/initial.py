@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import Dtype
@@ -27,17 +27,25 @@ _HALF_RANGE = 1 << 23
 
 
 def uniform(seed: int, spec: TensorSpec, std: float) -> Tensor:
-    """A fp32 tensor of uniform values with this standard deviation, a function of seed and name alone."""
-    return torch.from_numpy(_uniform(f"{seed}/{spec.name}", spec.numel, std)).view(spec.shape)
+    """A fp32 tensor of uniform values with this standard deviation, a function of seed and name alone.
+
+    The upper 23 bits k of a raw Philox word give the odd integer 2k + 1 - 2^23, exact in fp32; it is
+    multiplied once (one IEEE rounding) by a scale that is computed in double and rounded to fp32.
+    """
+    text = f"p2pdiloco/init/{seed}/{spec.name}"
+    generator = np.random.Philox(key=int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little"))
+    scale = np.float32(std * math.sqrt(3) / _HALF_RANGE)
+    values = np.empty(spec.numel, dtype=np.float32)
+    for start in range(0, spec.numel, _DRAW_CHUNK):
+        part = values[start : start + _DRAW_CHUNK]
+        k = (generator.random_raw(part.size) >> np.uint64(41)).astype(np.int64)
+        part[:] = (2 * k + 1 - _HALF_RANGE).astype(np.float32) * scale
+    return torch.from_numpy(values).view(spec.shape)
 
 
-def plain_start(seed: int, specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    """Draw matrices, embeddings and vectors in a way that suits most models
+def plain_start(seed: int, spec: TensorSpec) -> Tensor:
+    """Draw a matrix, embedding or vector in a way that suits most models
     (`tasks.task.Task.initial_parameters`)."""
-    return {spec.name: _plain_array(seed, spec) for spec in specs}
-
-
-def _plain_array(seed: int, spec: TensorSpec) -> Tensor:
     if len(spec.shape) > 1:
         inputs = spec.numel // spec.rows
         return uniform(seed, spec, EMBEDDING_STD if spec.embedding else 1 / math.sqrt(inputs))
@@ -45,21 +53,16 @@ def _plain_array(seed: int, spec: TensorSpec) -> Tensor:
     return torch.ones(spec.shape) if is_norm else torch.zeros(spec.shape)
 
 
-def _uniform(seed: str, numel: int, std: float) -> NDArray[np.float32]:
-    """numel uniform fp32 values with this standard deviation, a pure function of the seed text.
-
-    The upper 23 bits k of a raw Philox word give the odd integer 2k + 1 - 2^23, exact in fp32; it is
-    multiplied once (one IEEE rounding) by a scale that is computed in double and rounded to fp32.
-    """
-    key = int.from_bytes(hashlib.sha256(f"p2pdiloco/init/{seed}".encode()).digest()[:16], "little")
-    generator = np.random.Philox(key=key)
-    scale = np.float32(std * math.sqrt(3) / _HALF_RANGE)
-    values = np.empty(numel, dtype=np.float32)
-    for start in range(0, numel, _DRAW_CHUNK):
-        part = values[start : start + _DRAW_CHUNK]
-        k = (generator.random_raw(part.size) >> np.uint64(41)).astype(np.int64)
-        part[:] = (2 * k + 1 - _HALF_RANGE).astype(np.float32) * scale
-    return values
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Context in which the model does nothing that it does in training only."""
+    trained = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in trained:
+            module.training = True
 
 
 WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}

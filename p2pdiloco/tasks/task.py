@@ -165,7 +165,7 @@ class Task(ABC):
         norms one, all other vectors zero."""
         from p2pdiloco.tasks.initial import plain_start
 
-        return plain_start(self.manifest.run.seed, self.specs())
+        return {spec.name: plain_start(self.manifest.run.seed, spec) for spec in self.specs()}
 
     @abstractmethod
     def model(self) -> nn.Module:
