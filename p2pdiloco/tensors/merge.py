@@ -34,7 +34,7 @@ import operator
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, pairwise
-from statistics import median
+from statistics import median, median_low
 from typing import NamedTuple, Protocol
 
 import torch
@@ -123,12 +123,6 @@ class Lengths(Struct, frozen=True):
 
     pieces: tuple[float, ...]
     whole: float
-
-    @classmethod
-    def of(cls, delta: Tensor, parts: Sequence[slice]) -> Lengths:
-        """Measure one whose pieces are there: fp32 [numel]."""
-        pieces = tuple(norm(delta[part]) for part in parts)
-        return cls(pieces, whole_norm(pieces))
 
 
 SEATLESS_OF_MEDIAN = 1.25
@@ -220,7 +214,8 @@ class Accumulator:
 
     def measure(self, delta: Tensor) -> Lengths:
         """Measure a pseudo-gradient, fp32 [layout.numel]."""
-        return Lengths.of(delta, self._slices)
+        pieces = tuple(norm(delta[part]) for part in self._slices)
+        return Lengths(pieces, whole_norm(pieces))
 
     def compare(
         self, lengths: Sequence[float], inner_steps: Sequence[int], votes: Sequence[bool] = ()
@@ -232,12 +227,12 @@ class Accumulator:
         steps = (min(1.0, each / self._period) for each in inner_steps)
         rows = zip(lengths, steps, votes or [False] * len(lengths), strict=True)
         there = [(length / math.sqrt(share), vote) for length, share, vote in rows if length > 0]
-        usual = sorted(references([each for each, _ in there], [vote for _, vote in there]))
+        usual = references([each for each, _ in there], [vote for _, vote in there])
         if not self._limits.of_median or len(usual) < FEWEST_REFERENCES:
             return
-        median = usual[(len(usual) - 1) // 2]
-        self._longest = min(self._longest, self._limits.of_median * median)
-        self._seatless_longest = min(self._longest, SEATLESS_OF_MEDIAN * median)
+        middle = median_low(usual)
+        self._longest = min(self._longest, self._limits.of_median * middle)
+        self._seatless_longest = min(self._longest, SEATLESS_OF_MEDIAN * middle)
 
     def _cut(self, length: float, longest: float) -> float:
         """Share that is left of a pseudo-gradient of this length: 1, as a rule."""
@@ -718,8 +713,8 @@ def _scored(lengths: Sequence[float], samples: Sequence[Tensor], votes: Sequence
     """Score contributions of these lengths. Those that are next to nothing beside what is usual are compared
     with nobody."""
     some = [(length, vote) for length, vote in zip(lengths, votes, strict=True) if length > 0]
-    ranked = sorted(references([length for length, _ in some], [vote for _, vote in some]))
-    least = ranked[(len(ranked) - 1) // 2] / NEXT_TO_NOTHING if ranked else 0.0
+    usual = references([length for length, _ in some], [vote for _, vote in some])
+    least = median_low(usual) / NEXT_TO_NOTHING if usual else 0.0
     there = [length > least for length in lengths]
     found = iter(scores(list(compress(samples, there)), list(compress(votes, there))))
     return tuple(next(found) if is_there else NOTHING for is_there in there)
