@@ -410,30 +410,25 @@ def _of_json(opened: Callable[..., Any], name: str, field: str) -> Iterator[tupl
     import pyarrow as arrow
 
     with opened(name, "rb") as file:
-        texts: list[str | None] = []
+        rows = enumerate(_rows(file, name), 1)
         keys: dict[str, None] = {}
-        is_found, batch = False, 0
-        for number, row in enumerate(_rows(file, name), 1):
-            if isinstance(row, str):
-                row = {"text": row}
-            text = row.get(field) if isinstance(row, dict) else row
-            if text is not None and not isinstance(text, str):
-                raise DataError(f'"{field}" is no text in row {number} of {name}', "check data.field")
-            is_found = is_found or (isinstance(row, dict) and field in row)
-            keys |= dict.fromkeys(row or ()) if not is_found else {}
-            texts.append(text)
-            if len(texts) == _ROWS_TOGETHER:
-                _check(is_found, name, field, keys)
-                yield (0, batch), arrow.table({field: arrow.array(texts, arrow.string())})
-                texts, batch = [], batch + 1
-        if texts:
-            _check(is_found, name, field, keys)
+        is_found = False
+        for batch, some in enumerate(iter(lambda: list(islice(rows, _ROWS_TOGETHER)), [])):
+            texts: list[str | None] = []
+            for number, row in some:
+                if isinstance(row, str):
+                    row = {"text": row}
+                text = row.get(field) if isinstance(row, dict) else row
+                if text is not None and not isinstance(text, str):
+                    raise DataError(f'"{field}" is no text in row {number} of {name}', "check data.field")
+                is_found = is_found or (isinstance(row, dict) and field in row)
+                keys |= dict.fromkeys(row or ()) if not is_found else {}
+                texts.append(text)
+            if not is_found:
+                raise DataError(
+                    f'{name} has no column "{field}"', f"data.field: it has {', '.join(keys)}"[:300]
+                )
             yield (0, batch), arrow.table({field: arrow.array(texts, arrow.string())})
-
-
-def _check(is_found: bool, name: str, field: str, keys: dict[str, None]) -> None:
-    if not is_found:
-        raise DataError(f'{name} has no column "{field}"', f"data.field: it has {', '.join(keys)}"[:300])
 
 
 def _rows(file: Any, name: str) -> Iterator[Any]:
