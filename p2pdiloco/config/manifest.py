@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
 import msgspec.inspect as inspect
@@ -402,6 +402,7 @@ DECODING = (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError)
 """Errors of a decoder that is given garbage: bad UTF-8, numbers out of range and deep nesting are not
 msgspec's own."""
 
+T = TypeVar("T")
 _encoder = msgpack.Encoder()
 _decoder = msgpack.Decoder(Manifest, strict=True)
 
@@ -511,18 +512,22 @@ def manifest_from_canonical(data: bytes) -> Manifest:
         RemoteError: "manifest-oversized", "manifest-garbage" (not a manifest, or not its canonical
             encoding), "manifest-invalid" (a rule between keys is broken).
     """
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise RemoteError("manifest-oversized", f"{len(data)} bytes")
-    try:
-        manifest = _decoder.decode(data)
-    except DECODING as error:
-        raise RemoteError("manifest-garbage", str(error)) from error
+    manifest = _decoded(_decoder, data, MAX_MANIFEST_BYTES)
     if canonical_bytes(manifest) != data:
         raise RemoteError("manifest-garbage", "not the canonical encoding of this version of p2pdiloco")
     broken = broken_rule(manifest)
     if broken:
         raise RemoteError("manifest-invalid", broken)
     return manifest
+
+
+def _decoded(decoder: msgpack.Decoder[T], data: bytes, most: int) -> T:
+    if len(data) > most:
+        raise RemoteError("manifest-oversized", f"{len(data)} bytes")
+    try:
+        return decoder.decode(data)
+    except DECODING as error:
+        raise RemoteError("manifest-garbage", str(error)) from error
 
 
 def render_toml(manifest: Manifest, section: type[ModelSection]) -> str:
@@ -775,7 +780,6 @@ class SignedManifest(Frozen, array_like=True, forbid_unknown_fields=True):
     signature: Annotated[bytes, Meta(max_length=128)]
 
 
-_signing_encoder = msgpack.Encoder()
 _signing_decoder = msgpack.Decoder(SignedManifest, strict=True)
 
 
@@ -818,7 +822,7 @@ def check_signature(signed: SignedManifest, crypto_verify: Verify) -> None:
 
 def encode_signed(signed: SignedManifest) -> bytes:
     """Encode for the wire (at most `MAX_SIGNED_BYTES`)."""
-    return _signing_encoder.encode(signed)
+    return _encoder.encode(signed)
 
 
 def decode_signed(data: bytes) -> SignedManifest:
@@ -827,12 +831,7 @@ def decode_signed(data: bytes) -> SignedManifest:
     Raises:
         RemoteError: "manifest-oversized" or "manifest-garbage".
     """
-    if len(data) > MAX_SIGNED_BYTES:
-        raise RemoteError("manifest-oversized", f"{len(data)} bytes")
-    try:
-        return _signing_decoder.decode(data)
-    except DECODING as error:
-        raise RemoteError("manifest-garbage", str(error)) from error
+    return _decoded(_signing_decoder, data, MAX_SIGNED_BYTES)
 
 
 def save_signed(path: Path, signed: SignedManifest) -> None:
@@ -882,4 +881,4 @@ def load_signed(path: Path, crypto_verify: Verify) -> tuple[SignedManifest, Mani
 def _covered(domain: str, signed: SignedManifest) -> bytes:
     """Bytes that signature and run id cover: all fields but the signature, under a domain separator."""
     fields = (signed.owner, signed.manifest, signed.genesis_digest)
-    return b"p2pdiloco/1/" + domain.encode() + b"\0" + _signing_encoder.encode(fields)
+    return b"p2pdiloco/1/" + domain.encode() + b"\0" + _encoder.encode(fields)
