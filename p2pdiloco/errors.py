@@ -124,6 +124,19 @@ def in_a_sentence(beginning: str, hint: str = "") -> Iterator[None]:
         raise UserError(f"{beginning}: {first_line(error)}"[:500], hint) from error
 
 
+@contextmanager
+def needing(what: str, extra: str, kind: type[UserError] = UserError) -> Iterator[None]:
+    """Context of imports from packages that may be missing; `what` needs them, of this extra.
+
+    Raises:
+        UserError: of this kind: one is missing.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise kind(f"{what} needs a package that is not installed: {error}", install_hint(extra)) from error
+
+
 def invariant(holds: bool, message: str) -> None:
     """Raise `InvariantViolation` unless `holds`. Unlike `assert`, stays on under `python -O`."""
     if not holds:

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, CausalLMSection, ModelSection
 from p2pdiloco.config.values import is_whole
-from p2pdiloco.errors import UserError, in_a_sentence, install_hint
+from p2pdiloco.errors import UserError, in_a_sentence, needing
 from p2pdiloco.tasks.hub_models import (
     CONTEXTS,
     PAD,
@@ -239,7 +239,6 @@ class CausalLM(LanguageModel):
 
 
 HUB_TASK = "hf-causal-lm"
-INSTALL = install_hint("hub")
 CAUSAL_TOKENS = 8
 """Tokens about which a model is asked, to see how it computes its logits."""
 CAUSAL_NOISE = 1e-5
@@ -395,10 +394,8 @@ def _meta(config: Values, expected: tuple[TensorSpec, ...] | None = None) -> nn.
 
 def _config(config: Values) -> Any:
     """Without what would fetch something."""
-    try:
+    with needing(f"the task {HUB_TASK}", "hub"):
         from transformers import CONFIG_MAPPING, AutoConfig, __version__
-    except ImportError as error:
-        raise UserError(f"the task {HUB_TASK} needs transformers: {error}", INSTALL) from error
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise UserError(
@@ -497,11 +494,9 @@ def existing(folder: Path, config: Values, words: str, types: Mapping[str, str],
     Raises:
         UserError: `transformers` is not installed, or does not load it, or not all of it.
     """
-    try:
+    with needing(f"the task {HUB_TASK}", "hub"):
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
-    except ImportError as error:
-        raise UserError(f"the task {HUB_TASK} needs transformers: {error}", INSTALL) from error
     made = _config(config)
     factory: Any = AutoModelForCausalLM
     log: Any = logging

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from p2pdiloco.errors import UserError, in_a_sentence, install_hint
+from p2pdiloco.errors import UserError, in_a_sentence, needing
 from p2pdiloco.tasks.hub_models import check_loaded
 from p2pdiloco.util import Frozen, Say, Values
 
@@ -169,7 +169,10 @@ def save_as_folder(file: Path, folder: Path, say: Say, tokenizer: bool) -> None:
             f"{file} is one of {parts} parts of a split GGUF file",
             "join them: llama.cpp's llama-gguf-split --merge FIRST-PART WHOLE",
         )
-    _check_packages()
+    with needing("a GGUF file", "hub"):
+        import accelerate  # noqa: F401
+        import gguf  # noqa: F401
+        import transformers.integrations.gguf  # noqa: F401 (older releases have none)
     with tempfile.TemporaryDirectory() as alone:  # the library takes other files of a folder along
         (Path(alone) / "model.gguf").symlink_to(file.absolute())
         model = _loaded(alone, header, str(file), say)
@@ -181,18 +184,6 @@ def save_as_folder(file: Path, folder: Path, say: Say, tokenizer: bool) -> None:
         del model
         if tokenizer:
             _save_tokenizer(alone, folder, header, str(file))
-
-
-def _check_packages() -> None:
-    """Raises: UserError (a package is missing)."""
-    try:
-        import accelerate  # noqa: F401
-        import gguf  # noqa: F401
-        import transformers.integrations.gguf  # noqa: F401 (older releases have none)
-    except ImportError as error:
-        raise UserError(
-            f"a GGUF file needs a package that is not installed: {error}", install_hint("hub")
-        ) from error
 
 
 def _loaded(folder: str, header: GgufHeader, words: str, say: Say) -> Any:

@@ -27,7 +27,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from p2pdiloco.config.manifest import DataSection
-from p2pdiloco.errors import DataError, UserError, first_line
+from p2pdiloco.errors import DataError, UserError, first_line, needing
 from p2pdiloco.tasks.documents import ANY_NAME, DAMAGED, INSTALL, MAX_LINE_BYTES, hash64, is_heldout
 from p2pdiloco.tasks.task import Data, Place
 from p2pdiloco.tasks.text import Packer, Windows
@@ -241,12 +241,8 @@ def _left_out(root: Path) -> str:
 
 
 def _opened(section: DataSection, path: str | None, split: str) -> Any:
-    try:
+    with needing("streamed data", "hub", DataError):
         import datasets
-    except ImportError as error:
-        raise DataError(
-            "streamed data needs the package datasets, and it is not installed", INSTALL
-        ) from error
     if int(datasets.__version__.partition(".")[0]) < OLDEST_MAJOR:
         raise DataError(
             f"datasets {datasets.__version__} may run code that lies in a data set", f"{INSTALL} --upgrade"

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pdiloco.config.manifest import STAGES, DataSection, ImageSection
-from p2pdiloco.errors import DataError, UserError, first_line, install_hint
+from p2pdiloco.errors import DataError, UserError, first_line, needing
 from p2pdiloco.tasks.documents import is_heldout
 from p2pdiloco.tasks.task import Data
 from p2pdiloco.tasks.transformer import attention
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch, Indices
 
 FILES_MAX_BYTES = 4 << 30
-INSTALL = install_hint("vision")
 DIGITS = 10
 _DIGIT_RANGE = 16
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -83,12 +82,8 @@ def load_images(section: DataSection, model: ImageSection, path: str | None) -> 
 
 
 def _digits(model: ImageSection) -> tuple[Pixels, Pixels, list[str]]:
-    try:
+    with needing("a run of the embedded images, scikit-learn's digits,", "vision", DataError):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise DataError(
-            "the embedded images are scikit-learn's digits, and it is not installed", INSTALL
-        ) from error
     if model.classes != DIGITS:
         raise DataError(f"the embedded images have {DIGITS} classes, model.classes is {model.classes}")
     found = load_digits()
@@ -174,10 +169,8 @@ def _scaled(image: Any, model: ImageSection) -> Pixels:
 
 
 def _pillow() -> Any:
-    try:
+    with needing("a run of images", "vision", DataError):
         from PIL import Image
-    except ImportError as error:
-        raise DataError("images need Pillow, and it is not installed", INSTALL) from error
     return Image
 
 
