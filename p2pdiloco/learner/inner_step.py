@@ -60,33 +60,15 @@ class Passes:
             with autocast(self._device, bf16):
                 return task.loss(model, part)
 
-        self._forms = Forms(forward, self._parameters, choice, options.compile_cache)
+        self.forms = Forms(forward, self._parameters, choice, options.compile_cache)
         self._notes: list[str] = []
         if options.compile == "always" and together > 1:
             self._notes.append("torch.compile failed (not with sharded parameters): training without it")
 
-    def before_step(self, steps_left: float) -> None:
-        """Compile or record, if it is time to; nothing else computes on the device now."""
-        self._forms.before_step(steps_left)
-
-    @property
-    def compiles_now(self) -> bool:
-        """True: the next pass compiles, which takes long."""
-        return self._forms.compiles_now
-
-    def step_took(self, step_s: float) -> None:
-        """Take the length of the last inner step, by which forms of passes are judged."""
-        self._forms.step_took(step_s, self.made)
-
-    @property
-    def gradients_stay(self) -> bool:
-        """True: the step's gradients are in the same memory as those of the last one."""
-        return self._forms.is_replayed
-
     def take_notes(self) -> list[str]:
         """Remarks for a person since the last call."""
         notes, self._notes = self._notes, []
-        return notes + self._forms.take_notes()
+        return notes + self.forms.take_notes()
 
     def gradients(self, batch: Batch, whole: int) -> Tensor:
         """Put into every parameter's `grad` the gradient of the mean loss over a step of `whole` samples.
@@ -106,11 +88,11 @@ class Passes:
             except Exception as error:
                 problem = out_of_memory(error)
                 said = problem or first_line(error)
-                if not (problem or self._forms.leave(said)):
+                if not (problem or self.forms.leave(said)):
                     raise
             # Here the failed pass's tensors, which the error's traceback held, are gone. What is compiled may
             # need more than a pass as it is, which makes its loss in chunks.
-            if problem and (self.samples > 1 or not self._forms.leave(said)):
+            if problem and (self.samples > 1 or not self.forms.leave(said)):
                 self._halve(said)
 
     def _passes(self, batch: Batch, whole: int) -> Tensor:
@@ -121,7 +103,7 @@ class Passes:
             counts = len(part[0])
             if not counts:  # others have one more sample, and need us for its pass
                 part = tuple(tensor[:1].to(self._device) for tensor in batch)
-            total += self._forms.make_pass(part, counts / whole)
+            total += self.forms.make_pass(part, counts / whole)
             self.made += 1
         return total
 
@@ -132,7 +114,7 @@ class Passes:
                 f"a single sample of {before} tokens does not fit into the memory of {self._device}: {said}",
                 "this run needs a larger device",
             )
-        self._forms.begin_anew()
+        self.forms.begin_anew()
         give_memory_back(self._device)
         self.samples = (self.samples + 1) // 2
         after = self.samples * self._task.tokens_per_sample
@@ -207,7 +189,7 @@ class Forms:
         self._alone = False
         """True: the last step was one pass."""
         self.is_replayed = False
-        """True: the last pass was replayed, so that gradients are where they always are."""
+        """True: the last pass was replayed: its gradients are in the same memory as those of the last one."""
         self._times_s: dict[Form, list[float]] = {}
         self._gain_is_told = False
         self.form = Form.PLAIN

@@ -195,8 +195,9 @@ class Training(TrainingCounts):
             UserError: not even a single sample fits into memory.
             ChannelBroken: the daemon is gone.
         """
-        self._passes.before_step(self.steps_left)
-        if self._passes.compiles_now:
+        forms = self._passes.forms
+        forms.before_step(self.steps_left)
+        if forms.compiles_now:
             self._say(COMPILING)
         began = time.perf_counter()
         rate = learning_rate(self.section, self.run_tokens, self.optimizer_steps, self.amendment)
@@ -213,7 +214,7 @@ class Training(TrainingCounts):
         if self.ranks.rank == 0:
             self.stream.used()
         self.count(tokens)
-        self._passes.step_took(time.perf_counter() - began)
+        forms.step_took(time.perf_counter() - began, self._passes.made)
         return StepReport(self.inner_step, loss_value, tokens)
 
     @property
@@ -264,7 +265,7 @@ class Training(TrainingCounts):
 
     def _replay_update(self) -> bool:
         """False: nothing is recorded that fits, and the optimizer step is to be made."""
-        if not self._passes.gradients_stay:
+        if not self._passes.forms.is_replayed:
             self._recorded_update = None  # its gradients are gone
             return False
         if self._recorded_update is None and self._records_updates:

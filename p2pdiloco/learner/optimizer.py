@@ -23,7 +23,7 @@ from p2pdiloco.tensors.layout import FragmentLayout, Piece, gather, rows_of_piec
 from p2pdiloco.util import Frozen, Values
 
 if TYPE_CHECKING:
-    from p2pdiloco.learner.ranks import Distributed, Ranks
+    from p2pdiloco.learner.ranks import Distributed
 
 
 class Optimizer(Protocol):
@@ -491,6 +491,12 @@ class HeldParameters:
         """Copy a fragment, fp32 (layout.numel,), into the parameters."""
         scatter(flat, layout, self._params)
 
+    def put(self, layout: FragmentLayout) -> None:
+        """Do another rank's part of `scatter`."""
+
+    def take(self, layout: FragmentLayout) -> None:
+        """Do another rank's part of `gather`: none, where each has all."""
+
     @torch.no_grad()
     def set_aside(self) -> None:
         """Keep what this process has, in the machine's memory, until `bring_back`: others are put in their
@@ -512,7 +518,7 @@ class HeldParameters:
 class HeldCopies(HeldParameters):
     """Parameters that are the same in every rank; rank 0 sends the others what it puts."""
 
-    def __init__(self, params: Mapping[str, Tensor], ranks: Ranks) -> None:
+    def __init__(self, params: Mapping[str, Tensor], ranks: Distributed) -> None:
         super().__init__(params)
         self._ranks = ranks
 
@@ -542,7 +548,7 @@ class HeldShares(HeldParameters):
     """Parameters of which every rank has some rows (`shard`). One fragment at a time is whole, on the CPU,
     and one rank's part of it on rank 0's device."""
 
-    def __init__(self, params: Mapping[str, Tensor], ranks: Ranks) -> None:
+    def __init__(self, params: Mapping[str, Tensor], ranks: Distributed) -> None:
         super().__init__(params)
         self._ranks = ranks
 

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.optimizer import HeldParameters, is_shared_out, own
-from p2pdiloco.tasks.description import VARIANCE, persistent_buffers, put_constants
+from p2pdiloco.tasks.description import VARIANCE, name_of, persistent_buffers, put_constants
 from p2pdiloco.tasks.initial import plain_name, plain_parameters
 from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.util import Frozen, Values
@@ -226,7 +226,7 @@ def _changed(name: str, kind: _Kind, value: Tensor) -> UserError:
     if value.is_meta:
         was, now, hint = "had memory", "has none (device meta)", "give it memory and values"
     elif value.dtype is not kind.dtype:
-        was, now = f"was {_dtype_name(kind.dtype)}", f"is {_dtype_name(value.dtype)}"
+        was, now = f"was {name_of(kind.dtype)}", f"is {name_of(value.dtype)}"
         hint = f"change it back (model.to({kind.dtype}))"
     else:
         was, now = f"had shape {tuple(kind.shape)}", f"has {tuple(value.shape)}"
@@ -235,10 +235,6 @@ def _changed(name: str, kind: _Kind, value: Tensor) -> UserError:
         f"the parameter {name} {was} when the session began, and {now} now",
         f"{hint}, or change the model before the Session begins; its optimizer belongs to the same numbers",
     )
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 class ProgramConstants:

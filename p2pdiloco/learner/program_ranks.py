@@ -372,7 +372,7 @@ class FollowingRank:
         self._ranks = ranks
         self._model, self._optimizer, self._evaluate = model, optimizer, evaluate
         self.parameters: ProgramParameters
-        self._held: HeldCopies | HeldShares
+        self._held: HeldParameters
         self._layouts: tuple[FragmentLayout, ...] = ()
         self.stopped = False
         """True: later calls do nothing."""
@@ -442,7 +442,6 @@ class FollowingRank:
                 self._held.put(self._layouts[number])
                 self.parameters.settle()
             case "take":
-                assert isinstance(self._held, HeldShares)
                 self._held.take(self._layouts[number])
             case "aside":
                 self._held.set_aside()
@@ -457,9 +456,7 @@ class FollowingRank:
     def _take_plan(self, plan: RunPlan) -> None:
         self._layouts = plan.layouts
         self.parameters = ProgramParameters(self._model, plan.names, self._optimizer, plan.constants)
-        held = hold(self.parameters, self._ranks)
-        assert isinstance(held, HeldCopies | HeldShares)
-        self._held = held
+        self._held = hold(self.parameters, self._ranks)
 
 
 class ProgramTraining(TrainingCounts):

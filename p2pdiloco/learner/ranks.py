@@ -128,18 +128,6 @@ class Ranks:
         """Hear one rank's message, any value that can be pickled; that rank gives it, the others nothing."""
         return message
 
-    def broadcast(self, tensor: Tensor) -> None:
-        """Send rank 0's tensor to every rank's device."""
-        raise NotImplementedError
-
-    def send(self, rank: int, tensor: Tensor) -> None:
-        """Send a tensor to one other rank."""
-        raise NotImplementedError
-
-    def receive(self, rank: int, numel: int) -> Tensor:
-        """Receive a tensor from another rank: fp32 (numel,), on the device."""
-        raise NotImplementedError
-
 
 class Distributed(Ranks):
     """Ranks by torch.distributed: NCCL (or what the device has) for tensors, and what the CPU has, gloo, for
@@ -231,16 +219,19 @@ class Distributed(Ranks):
             tensor.copy_(part.view_as(tensor))
 
     def broadcast(self, tensor: Tensor) -> None:
+        """Send rank 0's tensor to every rank's device."""
         carried = tensor.to(self._device).contiguous()
         self._call(lambda: self._distributed.broadcast(carried, src=self.named(0), group=self.group))
         if self.rank and carried is not tensor:
             tensor.copy_(carried)
 
     def send(self, rank: int, tensor: Tensor) -> None:
+        """Send a tensor to one other rank."""
         carried = tensor.to(self._device)
         self._call(lambda: self._distributed.send(carried, self.named(rank), self.group))
 
     def receive(self, rank: int, numel: int) -> Tensor:
+        """Receive a tensor from another rank: fp32 (numel,), on the device."""
         found = torch.empty(numel, device=self._device)
         self._call(lambda: self._distributed.recv(found, self.named(rank), self.group))
         return found

@@ -129,20 +129,20 @@ def _help(told: Order, start: Start, parts: LearnerParts) -> None:
         invariant(path is not None, "rank 0 has taken over a state")
         assert path is not None
         loop.restore_training(path, training, len(layouts))
-    elif told.kind == "put" and isinstance(held, HeldCopies | HeldShares):
+    elif told.kind == "put":
         held.put(layouts[told.number])
-    elif told.kind == "take" and isinstance(held, HeldShares):
+    elif told.kind == "take":
         held.take(layouts[told.number])
     elif told.kind == "moments":
         held.moments(training.model, training.optimizer)
-    elif told.kind == "aside" and isinstance(held, HeldShares):
+    elif told.kind == "aside":
         held.set_aside()
     elif told.kind == "evaluate":
         share = training.ranks.share(())
         evaluate(training.task, training.model, share, training.samples_at_once, training.precision)
     elif told.kind == "amend":
         training.amend(parts.training.ranks.hear())
-    elif told.kind == "back" and isinstance(held, HeldShares):
+    elif told.kind == "back":
         held.bring_back()
     else:
         invariant(False, f"{told.kind} is no order for such a learner")
@@ -198,10 +198,10 @@ def _place(
     wished = cast(Shard, options.shard)
     if isinstance(ranks, Distributed) and wants_shards(wished, numel, device, samples, ranks):
         ranks.shard()
-    if not ranks.sharded:
+    if not (ranks.sharded and isinstance(ranks, Distributed)):
         model.to(device)
         params = named_parameters(model)
-        return HeldParameters(params) if ranks is ALONE else HeldCopies(params, ranks)
+        return HeldCopies(params, ranks) if isinstance(ranks, Distributed) else HeldParameters(params)
     shard(model, device, options.precision)
     held = HeldShares(dict(model.named_parameters()), ranks)
     print(f"rank {ranks.rank} has {held.numel()} of {numel} parameters", file=sys.stderr, flush=True)

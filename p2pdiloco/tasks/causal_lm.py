@@ -325,9 +325,6 @@ class HubCausalLM(LanguageModel):
         logits = whole(input_ids=ids, use_cache=False).logits
         return functional.cross_entropy(logits.float().flatten(0, 1), targets)
 
-    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        return {"loss": self.loss(model, batch)}
-
 
 def section_of(config: Values, context_tokens: int) -> HubSection:
     """`[model]` for an architecture. Dropout is set to 0: few runs see a token twice. The context is at most

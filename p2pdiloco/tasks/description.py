@@ -129,9 +129,9 @@ def carried(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _carried(name: str, value: Tensor) -> Tensor:
     if value.dtype in (torch.float16, torch.bfloat16):
         value = value.float()
-    if _kind(value) not in KINDS:
+    if name_of(value.dtype) not in KINDS:
         raise UserError(
-            f"the buffer {name} of the model is of type {_kind(value)}, which no run carries",
+            f"the buffer {name} of the model is of type {name_of(value.dtype)}, which no run carries",
             f"types are {', '.join(KINDS)}; register what the model works out itself with persistent=False",
         )
     return value.cpu().contiguous()
@@ -139,7 +139,9 @@ def _carried(name: str, value: Tensor) -> Tensor:
 
 def listed(constants: Mapping[str, Tensor]) -> tuple[Constant, ...]:
     """List constants as a manifest does."""
-    return tuple(Constant(name, tuple(value.shape), _kind(value)) for name, value in constants.items())
+    return tuple(
+        Constant(name, tuple(value.shape), name_of(value.dtype)) for name, value in constants.items()
+    )
 
 
 @torch.no_grad()
@@ -197,5 +199,6 @@ def instance_of(task: Task, constants: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-def _kind(value: Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
+def name_of(kind: torch.dtype) -> str:
+    """Name of a type of elements, as torch and NumPy share it."""
+    return str(kind).removeprefix("torch.")

@@ -81,9 +81,6 @@ class OwnLoop(Task):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         raise UserError(f"{_WHY}: their loss is not known here")
 
-    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        raise UserError(f"{_WHY}: their figures are not known here")
-
 
 def section_of(specs: Sequence[TensorSpec]) -> GivenSection:
     """`[model]` of a run that trains such parameters."""
