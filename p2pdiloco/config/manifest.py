@@ -584,10 +584,8 @@ class Key(Frozen):
 def keys_of(struct: type[Struct], section: str = "") -> dict[str, Key]:
     """List all keys of a struct, by path, in their order; fields that are structs become tables (one
     level)."""
-    info = inspect.type_info(struct)
-    assert isinstance(info, inspect.StructType)
     found: dict[str, Key] = {}
-    for field in info.fields:
+    for field in _fields_of(struct):
         if isinstance(field.type, inspect.StructType):
             found |= keys_of(field.type.cls, field.encode_name)
         elif isinstance(field.type, inspect.DictType):
@@ -600,9 +598,14 @@ def keys_of(struct: type[Struct], section: str = "") -> dict[str, Key]:
 
 def tables_of(struct: type[Struct]) -> dict[str, type[Struct]]:
     """The fields of a struct that are tables, by name, in their order."""
+    fields = _fields_of(struct)
+    return {f.encode_name: f.type.cls for f in fields if isinstance(f.type, inspect.StructType)}
+
+
+def _fields_of(struct: type[Struct]) -> tuple[inspect.Field, ...]:
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
-    return {f.encode_name: f.type.cls for f in info.fields if isinstance(f.type, inspect.StructType)}
+    return info.fields
 
 
 def words_for(kind: inspect.Type) -> str:

@@ -126,8 +126,8 @@ def _help(told: Order, start: Start, parts: LearnerParts) -> None:
     training, held, layouts = parts.training, parts.held, parts.layouts
     if told.kind == "restore":
         path = start.restore_path
-        invariant(path is not None, "rank 0 has taken over a state")
-        assert path is not None
+        if path is None:
+            raise InvariantViolation("rank 0 has taken over a state")
         loop.restore_training(path, training, len(layouts))
     elif told.kind == "put":
         held.put(layouts[told.number])

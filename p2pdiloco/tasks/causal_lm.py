@@ -437,6 +437,15 @@ def _made(config: Values) -> nn.Module:
     return model
 
 
+def keep_quiet() -> None:
+    """Have `transformers` say nothing but errors."""
+    from transformers.utils import logging
+
+    log: Any = logging
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+
+
 def has_plain_head(model: nn.Module) -> bool:
     """Tell whether the model's logits are what its body says times one matrix, bit for bit: no bias, no cap
     (which fresh logits, being small, hardly feel), no scale. It is asked about some tokens."""
@@ -493,12 +502,9 @@ def existing(folder: Path, config: Values, words: str, types: Mapping[str, str],
     """
     with needing(f"the task {HUB_TASK}", "hub"):
         from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
     made = _config(config)
     factory: Any = AutoModelForCausalLM
-    log: Any = logging
-    log.set_verbosity_error()  # what is missing is told below, in a sentence
-    log.disable_progress_bar()
+    keep_quiet()  # what is missing is told below, in a sentence
     with in_a_sentence(f"transformers does not load {words}"):
         found, report = factory.from_pretrained(
             folder, config=made, trust_remote_code=False, use_safetensors=True, output_loading_info=True

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pdiloco.errors import UserError, in_a_sentence, needing
+from p2pdiloco.tasks.causal_lm import keep_quiet
 from p2pdiloco.tasks.hub_models import check_loaded
 from p2pdiloco.util import Frozen, Say, Values
 
@@ -189,11 +190,8 @@ def save_as_folder(file: Path, folder: Path, say: Say, tokenizer: bool) -> None:
 def _loaded(folder: str, header: GgufHeader, words: str, say: Say) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
-    from transformers.utils import logging
 
-    log: Any = logging
-    log.set_verbosity_error()
-    log.disable_progress_bar()
+    keep_quiet()
     factory: Any = AutoModelForCausalLM
     with in_a_sentence(
         f'transformers does not load {words}, of the architecture "{header.architecture[:50]}"',

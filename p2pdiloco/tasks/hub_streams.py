@@ -109,7 +109,7 @@ class _Reader:
         self._begin = place
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="data")
-        self._next: Future[_Block] | None = self._thread.submit(self._read_block, place)
+        self._next: Future[_Block] = self._thread.submit(self._read_block, place)
 
     @property
     def place(self) -> Place:
@@ -142,7 +142,6 @@ class _Reader:
                     # Nothing of it is left to take, however often somebody asks.
                     self._block = replace(self._block, windows=self._block.windows[:0])
                     return False
-            assert self._next is not None
             self._block = self._next.result()
             if not self._block.is_last:
                 self._next = self._thread.submit(self._read_block, self._block.then)

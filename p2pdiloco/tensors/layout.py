@@ -21,7 +21,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from p2pdiloco.errors import ConfigError, UserError, invariant
+from p2pdiloco.errors import ConfigError, InvariantViolation, UserError, invariant
 from p2pdiloco.tensors.sizes import AREAS, TensorSpec
 from p2pdiloco.util import Frozen
 
@@ -271,8 +271,8 @@ class Exchange:
             self.fd = -1
 
     def _area(self, fragment: int, area: int) -> torch.Tensor:
-        invariant(self._flat is not None, "exchange is closed")
-        assert self._flat is not None
+        if self._flat is None:
+            raise InvariantViolation("exchange is closed")
         numel = self._numels[fragment]
         start = self._offsets[fragment] + area * _aligned(numel)
         return self._flat[start : start + numel]

@@ -39,7 +39,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 from msgspec import Struct
-from msgspec.structs import replace
 from torch import Tensor
 
 from p2pdiloco.core.api.reasons import Verdict
@@ -72,6 +71,7 @@ from p2pdiloco.tensors.codecs import (
     scale,
     scratch,
     whole_norm,
+    writable,
 )
 from p2pdiloco.tensors.layout import FragmentLayout
 
@@ -456,9 +456,7 @@ def decode_partial(
         )
     head = _head(layout)
     if isinstance(payload, Buffer):
-        view = memoryview(payload)
-        # torch warns of read-only memory
-        first: Buffer = bytearray(view) if view.readonly else view.cast("B")
+        first = writable(payload)
         sums = torch.frombuffer(first, dtype=torch.float32, offset=head.size, count=layout.numel)
     else:
         first = bytearray(head.size)
@@ -691,12 +689,11 @@ def add_up(
         else:
             lengths.append(accumulator.measure(scratch))
             samples.append(sample.of(scratch))
-    found = Findings((), tuple(each.whole for each in lengths), ())
+    given_scores: tuple[int, ...] = ()
     if not faults:
         all_given = [Input(*given) for given in inputs]
-        votes = [each.votes for each in all_given]
-        found = replace(found, scores=_scored(found.lengths, samples, votes))
-        faults = _add_inputs(accumulator, codec, all_given, lengths, found, scratch)
+        given_scores = _scored(lengths, samples, [each.votes for each in all_given])
+        faults = _add_inputs(accumulator, codec, all_given, lengths, given_scores, scratch)
     for index, payload in enumerate(partials, len(inputs)):
         try:
             part = decode_partial(accumulator.layout, payload, scratch)
@@ -706,16 +703,16 @@ def add_up(
             accumulator.combine(part.weight, part.reach, part.contributions, part.norms, part.sums)
     if faults:
         raise UnusableInputs(faults)
-    return replace(found, cut=tuple(accumulator.cut))
+    return Findings(tuple(accumulator.cut), tuple(each.whole for each in lengths), given_scores)
 
 
-def _scored(lengths: Sequence[float], samples: Sequence[Tensor], votes: Sequence[bool]) -> tuple[int, ...]:
+def _scored(lengths: Sequence[Lengths], samples: Sequence[Tensor], votes: Sequence[bool]) -> tuple[int, ...]:
     """Score contributions of these lengths. Those that are next to nothing beside what is usual are compared
     with nobody."""
-    some = [(length, vote) for length, vote in zip(lengths, votes, strict=True) if length > 0]
+    some = [(each.whole, vote) for each, vote in zip(lengths, votes, strict=True) if each.whole > 0]
     usual = references([length for length, _ in some], [vote for _, vote in some])
     least = median_low(usual) / NEXT_TO_NOTHING if usual else 0.0
-    there = [length > least for length in lengths]
+    there = [each.whole > least for each in lengths]
     found = iter(scores(list(compress(samples, there)), list(compress(votes, there))))
     return tuple(next(found) if is_there else NOTHING for is_there in there)
 
@@ -725,16 +722,16 @@ def _add_inputs(
     codec: Codec,
     inputs: Sequence[Input],
     lengths: Sequence[Lengths],
-    found: Findings,
+    given_scores: Sequence[int],
     scratch: Tensor,
 ) -> dict[int, Unsound]:
     """Returns what is at fault."""
     faults: dict[int, Unsound] = {}
-    votes = [each.votes for each in inputs]
-    accumulator.compare(found.lengths, [each.inner_steps for each in inputs], votes)
+    whole = [each.whole for each in lengths]
+    accumulator.compare(whole, [each.inner_steps for each in inputs], [each.votes for each in inputs])
     trusts = [
         each.trust if each.mean is None else each.mean.trust(score)
-        for each, score in zip(inputs, found.scores, strict=True)
+        for each, score in zip(inputs, given_scores, strict=True)
     ]
     work = [(e.tokens, e.inner_steps, trust, e.votes) for e, trust in zip(inputs, trusts, strict=True)]
     sound = [each if can_be_weighed(each[0], each[1]) else (1, 1, 1, False) for each in work]
