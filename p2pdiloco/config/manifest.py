@@ -41,6 +41,13 @@ PEER_PATTERN = r"^12D3KooW[1-9A-HJ-NP-Za-km-z]{44}\Z"
 RECOVERY_PATTERN = r"^(12D3KooW[1-9A-HJ-NP-Za-km-z]{44})?\Z"
 Value = bool | int | float | str | list[str]
 """Type of a value in a `[model]` table."""
+Few = Annotated[int, Meta(ge=1, le=256)]
+Width = Annotated[int, Meta(ge=8, le=65536)]
+ContextTokens = Annotated[int, Meta(ge=8, le=131072)]
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
+Short = Annotated[str, Meta(max_length=100)]
+Named = Annotated[str, Meta(min_length=1, max_length=100)]
+Digest = Annotated[str, Meta(pattern=SHA256_PATTERN)]
 Folder = Annotated[str, Meta(min_length=1, max_length=255)]
 BYTE_VALUES = 256
 BYTES = "bytes"
@@ -82,12 +89,12 @@ class CausalLMSection(ModelSection, kw_only=True):
         "experts_per_token": "How many of them a token uses.",
         "balance_weight": "Weight of the loss that spreads tokens evenly over experts.",
     }
-    layers: Annotated[int, Meta(ge=1, le=256)]
-    heads: Annotated[int, Meta(ge=1, le=256)]
+    layers: Few
+    heads: Few
     key_value_heads: Annotated[int, Meta(ge=0, le=256)] = 0
-    width: Annotated[int, Meta(ge=8, le=65536)]
+    width: Width
     hidden_width: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
-    context_tokens: Annotated[int, Meta(ge=8, le=131072)]
+    context_tokens: ContextTokens
     vocabulary: Annotated[int, Meta(ge=2, le=1 << 20)] = BYTE_VALUES
     tied_head: bool = True
     rope_base: Annotated[float, Meta(ge=1, le=1e9)] = 10_000.0
@@ -133,10 +140,10 @@ class ImageSection(ModelSection, kw_only=True):
     class_folders: list[Folder] = msgspec.field(default_factory=list)
     image_pixels: Annotated[int, Meta(ge=4, le=1024)]
     channels: Literal[1, 3] = 3
-    layers: Annotated[int, Meta(ge=1, le=256)]
-    width: Annotated[int, Meta(ge=8, le=65536)]
-    heads: Annotated[int, Meta(ge=1, le=256)] = 4
-    patch_pixels: Annotated[int, Meta(ge=1, le=256)] = 4
+    layers: Few
+    width: Width
+    heads: Few = 4
+    patch_pixels: Few = 4
 
 
 def vocabulary_for(tokens: int) -> int:
@@ -180,7 +187,7 @@ class RunSection(Section, kw_only=True):
     (`tasks.registry`). A task is code of this machine, looked up by name: nothing of it comes from a peer."""
     task_package: Annotated[str, Meta(pattern=PACKAGE_PATTERN)] = ""
     """Name of the package that a node without the task is told to install."""
-    initial: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
+    initial: Digest = ""
     """SHA-256 over names, shapes and bytes of the parameters that are version 0; empty: they are drawn from
     the seed. The run's signer has them in a file beside run.toml, other nodes get them from peers."""
     initial_name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
@@ -194,30 +201,30 @@ class DataSection(Section, kw_only=True):
     that Hugging Face `datasets` streams, by name, or from --data. Nodes that read the same data divide it
     (`learner.samples`). A manifest never names a path: a stranger's would be read from a volunteer's
     disk."""
-    field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
+    field: Named = "text"
     """Key of a line, or name of a column, that holds the document."""
     dataset: Annotated[str, Meta(pattern=DATASET_PATTERN)] = ""
     """Name of the data set on the hub, OWNER/NAME, for "hub". Never one that `datasets` takes for local
     files."""
-    config: Annotated[str, Meta(max_length=100)] = ""
-    split: Annotated[str, Meta(min_length=1, max_length=100)] = "train"
-    revision: Annotated[str, Meta(max_length=100)] = ""
+    config: Short = ""
+    split: Named = "train"
+    revision: Short = ""
     """Commit of the data set, so that it stays the same for all; empty: the newest."""
     shuffle_samples: Annotated[int, Meta(ge=1, le=1 << 20)] = 1024
     """Samples of a streamed data set that are read ahead and shuffled among themselves."""
     heldout_percent: Annotated[int, Meta(ge=1, le=50)] = 5
     """Share of the data that nobody trains on: a hash of its content says which (`tasks.documents`)."""
-    heldout_split: Annotated[str, Meta(max_length=100)] = ""
+    heldout_split: Short = ""
     """Split that is held out as a whole, for "hub"; then all of `split` is trained on."""
     tokenizer: Annotated[str, Meta(pattern=TOKENIZER_PATTERN)] = "bytes"
     """"bytes", or a `tokenizers` JSON file's name, for people; peers give it
     (`run_files.shared_files`)."""
-    tokenizer_revision: Annotated[str, Meta(max_length=100)] = ""
-    tokenizer_digest: Annotated[str, Meta(pattern=SHA256_PATTERN)] = ""
+    tokenizer_revision: Short = ""
+    tokenizer_digest: Digest = ""
     """SHA-256 of the file: with another one, the same token ids would mean other words."""
-    end_of_document: Annotated[str, Meta(max_length=100)] = ""
+    end_of_document: Short = ""
     """The token that is put behind every document. Of bytes: a newline, stated as nothing."""
-    begin_of_document: Annotated[str, Meta(max_length=100)] = ""
+    begin_of_document: Short = ""
     """The token that is put in front of every document and prompt; empty: none. A model that was trained with
     one is far from itself without it."""
 
@@ -233,9 +240,9 @@ class InnerSection(Section, kw_only=True):
     it. Learning rate and weight decay are AdamW's: Muon's updates are scaled to be as large."""
     learning_rate: Annotated[float, Meta(gt=0, le=1)]
     weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
-    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    muon_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.85
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    muon_momentum: Fraction = 0.85
     """Momentum of Muon's matrices, if Muon is the optimizer. Swarms want less than one process does
     (docs/results.md)."""
     clip_norm: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
@@ -262,7 +269,7 @@ class SyncSection(Section, kw_only=True):
     grace window is cut from it. Must be below H. Too small: slow peers miss merges."""
     quorum: Positive = 1
     """K, contributions that start the closing of a round (never more than there are live learners)."""
-    grace_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.8
+    grace_fraction: Fraction = 0.8
     """gamma: the share of the measured slack that a syncer waits for the slower learners. It waits no less
     than answers take to arrive, whatever gamma is, also where tau steps are shorter than an answer's way."""
     grace_cap_s: Annotated[float, Meta(ge=0, le=600)] = 30.0
@@ -272,7 +279,7 @@ class SyncSection(Section, kw_only=True):
 
 class OuterSection(Section, kw_only=True):
     learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
-    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.8
+    momentum: Fraction = 0.8
     momentum_warmup_merges: Natural = 20
     """Momentum grows linearly from 0 over a fragment's first merges. 0 costs a short run about 9 % loss."""
     merge: Literal["rda", "mean"] = "rda"
@@ -327,7 +334,7 @@ class WeightSection(Section, kw_only=True):
     the others' direction round, from three members on. But an honest learner five times as fast as three
     others is cut, too, which cost 8 % of the loss: so in runs by invite or list H inner steps weigh in full,
     within `most_units`, and in open runs of unlike machines 0.5 or more is better. 1: `most_units` alone."""
-    open_share: Annotated[float, Meta(ge=0, lt=1)] = 0.25
+    open_share: Fraction = 0.25
     """Share of a merge that all learners without a seat have at most, together. Larger: volunteers count for
     more, and so does whoever comes with a thousand names. Three seats and 1,000 volunteers learn at 0.25 like
     5 equal learners, at 0.5 like 12, at 0.75 like 47. Beside three seats a crowd that sends the last update

@@ -30,6 +30,7 @@ MAX_SHARDS = 1024
 MAX_EPOCH = 1_000_000
 """Latest epoch that is believed: a later one is nobody's honest epoch."""
 
+Epoch = Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
 Text = Annotated[str, Meta(max_length=4096)]
 InstallMode = Literal["merged", "rebase", "overwrite"]
 RestoreMode = Literal["all", "rest", "none"]
@@ -57,7 +58,7 @@ class DataShare(Frozen):
 
     data: Annotated[str, Meta(max_length=64)]
     """Identity of the data: others may read something else."""
-    epoch: Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
+    epoch: Epoch
     taken: Annotated[bytes, Meta(max_length=MAX_SHARDS // 8)]
     """Bits, one for every shard of the epoch: 1 if somebody has begun it."""
     readers: tuple[str, ...] = ()

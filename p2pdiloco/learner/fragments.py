@@ -40,7 +40,7 @@ occupies the slot of *this* learner process, and `FreeSlot` or merged only when 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from msgspec import Struct
@@ -50,7 +50,7 @@ from p2pdiloco.core.api.versions import Stride
 from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.learner.optimizer import HeldParameters
-from p2pdiloco.tensors.layout import Exchange, FragmentLayout, scatter
+from p2pdiloco.tensors.layout import Exchange, Layouts, TensorMap, scatter
 
 
 class FragmentCounters(Struct):
@@ -71,7 +71,7 @@ class Fragments:
     def __init__(
         self,
         held: HeldParameters,
-        layouts: Sequence[FragmentLayout],
+        layouts: Layouts,
         exchange: Exchange,
         bases: Sequence[BaseRef],
         inner_steps: int,
@@ -251,7 +251,7 @@ class Fragments:
         theta = base if displacement is None else base - displacement
         self.held.scatter(theta, self.layouts[fragment])
 
-    def scatter_bases(self, params: Mapping[str, Tensor]) -> None:
+    def scatter_bases(self, params: TensorMap) -> None:
         """Put the global parameters (every fragment's current base) into another instance of the model."""
         for layout, base in zip(self.layouts, self.bases, strict=True):
             scatter(self._exchange.base(layout.index, base.buffer), layout, params)

@@ -18,7 +18,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from p2pdiloco.core.api.config import Amendment, in_force
 from p2pdiloco.errors import P2PDilocoError, StorageError, UserError, first_line
@@ -56,7 +56,7 @@ from p2pdiloco.learner.samples import SampleStream
 from p2pdiloco.learner.schedule import learning_rate, schedule_of
 from p2pdiloco.tasks.initial import evaluating, named_parameters, plain_parameters
 from p2pdiloco.tasks.task import Samples, Shards, Task
-from p2pdiloco.tensors.layout import FragmentLayout, scatter
+from p2pdiloco.tensors.layout import FragmentLayout, TensorMap, Tensors, scatter
 from p2pdiloco.tensors.vault import Appraisable, read_appraisal
 from p2pdiloco.util import Frozen, Say, clear_folder_at, set_aside
 
@@ -377,9 +377,7 @@ def restore_checkpoint(
     return note
 
 
-def restore_training(
-    path: Path, training: Training, fragments: int
-) -> tuple[LearnerMeta, dict[str, Tensor], str]:
+def restore_training(path: Path, training: Training, fragments: int) -> tuple[LearnerMeta, Tensors, str]:
     """Take over what concerns the training alone, as `restore_checkpoint` does; `fragments`: how many.
 
     Raises:
@@ -401,7 +399,7 @@ def restore_training(
     return meta, tensors, note
 
 
-def _read_checkpoint(path: Path) -> tuple[LearnerMeta, dict[str, Tensor]]:
+def _read_checkpoint(path: Path) -> tuple[LearnerMeta, Tensors]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -449,7 +447,7 @@ def _schema(training: Training, fragments: int) -> str:
     return hashlib.sha256(msgspec.json.encode((fragments, shapes))).hexdigest()
 
 
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+def _digest(text: str, tensors: TensorMap) -> str:
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         flat = tensors[name].reshape(-1)

@@ -10,7 +10,7 @@ model is still there after the program's next step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -25,7 +25,7 @@ from p2pdiloco.errors import UserError
 from p2pdiloco.learner.optimizer import HeldParameters, is_shared_out, own
 from p2pdiloco.tasks.description import VARIANCE, name_of, persistent_buffers, put_constants
 from p2pdiloco.tasks.initial import plain_name, plain_parameters
-from p2pdiloco.tensors.layout import FragmentLayout
+from p2pdiloco.tensors.layout import FragmentLayout, Layouts, TensorMap, Tensors
 from p2pdiloco.util import Frozen, Values
 
 SAMPLE = 1024
@@ -74,7 +74,7 @@ class ProgramParameters(HeldParameters):
         model: nn.Module,
         names: Iterable[str],
         optimizer: HasGroups | None = None,
-        constants: Mapping[str, Tensor] = MappingProxyType({}),
+        constants: TensorMap = MappingProxyType({}),
     ) -> None:
         """Look the parameters of these names up for the first time; all must be there. Names of persistent
         buffers are those of statistics that the run merges, too. The run's constants go into the model."""
@@ -95,7 +95,7 @@ class ProgramParameters(HeldParameters):
             name: _Kind(value.dtype, value.shape, id(value) in trained)
             for name, value in self._parameters.items()
         }
-        self._sampled: dict[int, dict[str, Tensor]] = {}
+        self._sampled: dict[int, Tensors] = {}
         super().__init__(self._parameters)
 
     @property
@@ -104,7 +104,7 @@ class ProgramParameters(HeldParameters):
         return next(iter(self._parameters.values())).device
 
     @property
-    def parameters(self) -> Mapping[str, Tensor]:
+    def parameters(self) -> TensorMap:
         """The Parameters and statistics themselves, by name, as they were last looked up."""
         return self._parameters
 
@@ -194,8 +194,8 @@ class ProgramParameters(HeldParameters):
         self._others = [value for name, value in plain_parameters(self._model) if name not in self._kinds]
         self._places, self._cut = _Places(self._model, self._with_buffers), _cut(self._model)
 
-    def _found(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = dict(plain_parameters(self._model))
+    def _found(self) -> Tensors:
+        found: Tensors = dict(plain_parameters(self._model))
         return found | persistent_buffers(self._model) if self._with_buffers else found
 
     @torch.no_grad()
@@ -242,7 +242,7 @@ class ProgramConstants:
     stay as they are. A buffer that training changes is none:
     others' models would not have the change, and neither would exports."""
 
-    def __init__(self, model: nn.Module, constants: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: nn.Module, constants: TensorMap) -> None:
         """Put them into the model. Raises: UserError (it lacks one)."""
         put_constants(model, constants)
         # As the model's own number types hold them.
@@ -350,7 +350,7 @@ class MoveWatch:
     """
 
     _parameters: ProgramParameters
-    _layouts: Sequence[FragmentLayout]
+    _layouts: Layouts
 
     def __post_init__(self) -> None:
         self._moves: dict[int, WatchedMove] = {}

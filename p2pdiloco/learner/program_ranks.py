@@ -19,7 +19,7 @@ import datetime
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from msgspec import msgpack
-from torch import Tensor, nn
+from torch import nn
 
 from p2pdiloco.config.manifest import InnerSection
 from p2pdiloco.errors import P2PDilocoError, UserError, first_line, invariant
@@ -41,7 +41,7 @@ from p2pdiloco.learner.ranks import ALONE, Distributed, RankLost, Ranks
 from p2pdiloco.tasks.description import persistent_buffers
 from p2pdiloco.tasks.initial import plain_parameters
 from p2pdiloco.tasks.own_tasks import OWN_LOOP
-from p2pdiloco.tensors.layout import FragmentLayout
+from p2pdiloco.tensors.layout import FragmentLayout, TensorMap, Tensors
 from p2pdiloco.util import Frozen, Now, Values
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class RunPlan(Frozen):
 
     names: tuple[str, ...]
     layouts: tuple[FragmentLayout, ...]
-    constants: dict[str, Tensor]
+    constants: Tensors
 
 
 def ranks_of(group: ProcessGroup | None, model: nn.Module) -> Ranks:
@@ -120,7 +120,7 @@ def _carriers(group: ProcessGroup | None) -> dict[str, str]:
     return dict(word.split(":") for word in words)
 
 
-def _check_shares(parameters: Mapping[str, Tensor], ranks: Sequence[int]) -> None:
+def _check_shares(parameters: TensorMap, ranks: Sequence[int]) -> None:
     """Raises: UserError (a parameter is not cut by rows over these ranks)."""
     for name, parameter in parameters.items():
         found: Any = parameter

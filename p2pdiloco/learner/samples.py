@@ -28,9 +28,9 @@ from msgspec import Meta, msgpack
 from numpy.typing import NDArray
 
 from p2pdiloco.errors import DataError
-from p2pdiloco.learner.channel import MAX_EPOCH, MAX_SHARDS, DataShare
+from p2pdiloco.learner.channel import MAX_EPOCH, MAX_SHARDS, DataShare, Epoch
 from p2pdiloco.tasks.documents import hash64
-from p2pdiloco.tasks.task import Place, Reader, Samples, Shards
+from p2pdiloco.tasks.task import Count, Place, Reader, Samples, Shards
 from p2pdiloco.util import Frozen, read_note
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ class SavedPlace(Frozen):
 
     data: str
     """Identity of the data that these are places of (`SampleStream.data`)."""
-    epoch: Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
+    epoch: Epoch
     taken: Annotated[bytes, Meta(max_length=MAX_SHARDS)]
-    reading: tuple[Annotated[int, Meta(ge=0, le=MAX_EPOCH)], Annotated[int, Meta(ge=0)]]
+    reading: tuple[Epoch, Count]
     """Epoch and number of the shard."""
     place: Place
-    used: Annotated[int, Meta(ge=0)]
+    used: Count
     """Number of samples from there on that are used."""
 
 

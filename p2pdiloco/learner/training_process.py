@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import NoReturn, cast
 
 import torch
 from msgspec.structs import replace
-from torch import Tensor, nn
+from torch import nn
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import Shard
@@ -52,7 +51,7 @@ from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Data, Task, constants_of
 from p2pdiloco.tasks.tokens import read_tokenizer
-from p2pdiloco.tensors.layout import Exchange, FragmentLayout, plan_fragments
+from p2pdiloco.tensors.layout import Exchange, FragmentLayout, TensorMap, Tensors, plan_fragments
 from p2pdiloco.util import Frozen
 
 
@@ -67,7 +66,7 @@ class LearnerParts(Frozen):
     held: HeldParameters
     """The model's parameters."""
     still: Stillness
-    constants: Mapping[str, Tensor]
+    constants: TensorMap
     """Constants of the model, for further instances."""
 
 
@@ -178,7 +177,7 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
     return LearnerParts(threads, data, layouts, training, held, still, constants)
 
 
-def task_and_constants(manifest: Manifest, options: LearnerOptions) -> tuple[Task, dict[str, Tensor]]:
+def task_and_constants(manifest: Manifest, options: LearnerOptions) -> tuple[Task, Tensors]:
     """Make a run's task, and read its model's constants. Raises: UserError."""
     tokenizer, initial = options.tokenizer_path, options.initial_path
     task = task_of(manifest, None if tokenizer is None else read_tokenizer(tokenizer))

@@ -36,7 +36,7 @@ from p2pdiloco.learner.training_process import load_data, task_and_constants
 from p2pdiloco.tasks.description import instance_of
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.task import Task
-from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments, scatter
+from p2pdiloco.tensors.layout import Layouts, plan_fragments, scatter
 from p2pdiloco.util import end_with, yield_memory
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class LossComparison:
         self,
         task: Task,
         model: nn.Module,
-        layouts: Sequence[FragmentLayout],
+        layouts: Layouts,
         parts: Sequence[Batch],
         state: Callable[[str], Tensor],
     ) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, CausalLMSection, ModelSection
+from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, CausalLMSection, ContextTokens, ModelSection
 from p2pdiloco.config.values import is_whole
 from p2pdiloco.errors import UserError, in_a_sentence, needing
 from p2pdiloco.tasks.hub_models import (
@@ -35,13 +35,14 @@ from p2pdiloco.tasks.hub_models import (
 )
 from p2pdiloco.tasks.own_tasks import GivenSection, specs_from_texts, texts_from_specs
 from p2pdiloco.tasks.task import Data, Task
-from p2pdiloco.tensors.sizes import MAX_TENSORS, TensorSpec, kept_bytes, logits_bytes
+from p2pdiloco.tensors.sizes import MAX_TENSORS, Specs, TensorSpec, kept_bytes, logits_bytes
 from p2pdiloco.util import DAMAGE, Say, Values
 
 if TYPE_CHECKING:
     from torch import Tensor, device, nn
 
     from p2pdiloco.tasks.task import Batch
+    from p2pdiloco.tensors.layout import Tensors
 
 INIT_STD = 0.02
 PROMPT = '    """Return the '
@@ -168,7 +169,7 @@ class CausalLM(LanguageModel):
             return None
         return f"data.shuffle_samples must be at most {most} for such a context, it is {samples}"
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         """Names and shapes of the parameters, by arithmetic: the daemon never builds a model. They are those
         of Hugging Face's Llama and Mixtral."""
         section, width = self.section, self.section.width
@@ -201,7 +202,7 @@ class CausalLM(LanguageModel):
         specs.append(TensorSpec("model.norm.weight", (width,)))
         return (*specs, *([] if section.tied_head else [TensorSpec("lm_head.weight", tokens)]))
 
-    def initial_parameters(self) -> dict[str, Tensor]:
+    def initial_parameters(self) -> Tensors:
         """Matrices are uniform with standard deviation 0.02, the projections back into the residual stream
         divided by sqrt(2 layers) (GPT-2); norms are ones. The initial loss is about ln(vocabulary)."""
         import torch
@@ -225,7 +226,7 @@ class CausalLM(LanguageModel):
         loss, balance = self._losses(model, batch)
         return loss if balance is None else loss + self.section.balance_weight * balance
 
-    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def metrics(self, model: nn.Module, batch: Batch) -> Tensors:
         loss, balance = self._losses(model, batch)
         return {"loss": loss} if balance is None else {"loss": loss, "balance": balance}
 
@@ -254,7 +255,7 @@ class HubSection(GivenSection, kw_only=True, omit_defaults=True):
         "context_tokens": "Tokens that the model sees at once.",
     }
     config: Annotated[str, Meta(min_length=2, max_length=32_768)]
-    context_tokens: Annotated[int, Meta(ge=8, le=131_072)]
+    context_tokens: ContextTokens
 
 
 class HubCausalLM(LanguageModel):
@@ -302,7 +303,7 @@ class HubCausalLM(LanguageModel):
             return "run.initial must name version 0: p2pdiloco run new --architecture writes such a run.toml"
         return None
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         return specs_from_texts(self.section.parameters)
 
     def model(self) -> nn.Module:
@@ -352,7 +353,7 @@ def section_of(config: Values, context_tokens: int) -> HubSection:
     )
 
 
-def built(config: Values, expected: tuple[TensorSpec, ...], seed: int = 0) -> nn.Module:
+def built(config: Values, expected: Specs, seed: int = 0) -> nn.Module:
     """The model in fp32 with the architecture's own initialisation.
 
     Raises:
@@ -373,7 +374,7 @@ def built(config: Values, expected: tuple[TensorSpec, ...], seed: int = 0) -> nn
         return _made(config).float()
 
 
-def _meta(config: Values, expected: tuple[TensorSpec, ...] | None = None) -> nn.Module:
+def _meta(config: Values, expected: Specs | None = None) -> nn.Module:
     """Build without memory, in bounds if it is known what parameters are `expected`.
 
     Raises:

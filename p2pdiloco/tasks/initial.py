@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import Dtype
 from p2pdiloco.errors import UserError
-from p2pdiloco.tensors.sizes import TensorSpec
+from p2pdiloco.tensors.layout import Tensors
+from p2pdiloco.tensors.sizes import Specs, TensorSpec
 
 EMBEDDING_STD = 0.02
 _DRAW_CHUNK = 1 << 20
@@ -94,7 +95,7 @@ def plain_name(name: str) -> str:
     return WITHIN.sub("", f"{name}.")[:-1]
 
 
-def named_parameters(model: nn.Module) -> dict[str, Tensor]:
+def named_parameters(model: nn.Module) -> Tensors:
     """Name -> the parameter's tensor itself. A parameter with two names (a tied one) has its first."""
     return {name: parameter.data for name, parameter in plain_parameters(model)}
 
@@ -116,7 +117,7 @@ def rounded(name: str, value: Tensor, dtype: Dtype) -> Tensor:
     return found
 
 
-def tensor_specs(model: nn.Module) -> tuple[TensorSpec, ...]:
+def tensor_specs(model: nn.Module) -> Specs:
     """Name and shape of every parameter, for `tensors.layout.plan_fragments`; weights of `nn.Embedding` are
     embeddings."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta, field
 
-from p2pdiloco.config.manifest import SHA256_PATTERN, STAGES, ImageSection, ModelSection, table
+from p2pdiloco.config.manifest import STAGES, Digest, ImageSection, ModelSection, table
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.task import Data, Listed, Task, broken_constants, shape_of, shape_text
-from p2pdiloco.tensors.sizes import TensorSpec, kept_bytes
+from p2pdiloco.tensors.sizes import Specs, TensorSpec, kept_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from p2pdiloco.tasks.task import Batch
+    from p2pdiloco.tensors.layout import Tensors
 
 OWN_LOOP = "own-loop"
 MAX_PARAMETERS = 4096
@@ -43,7 +44,7 @@ class GivenSection(ModelSection, kw_only=True, omit_defaults=True):
         list[Annotated[str, Meta(max_length=320)]], Meta(min_length=1, max_length=MAX_PARAMETERS)
     ]
     constants: Listed = field(default_factory=list)
-    constants_sum: Annotated[str, Meta(pattern=SHA256_PATTERN)] = ""
+    constants_sum: Digest = ""
 
     def broken(self) -> str | None:
         """Say what is wrong with both lists, as half a sentence; None: nothing."""
@@ -67,7 +68,7 @@ class OwnLoop(Task):
             return "run.initial must name version 0: p2pdiloco.new_run writes such a run.toml"
         return self.section.broken()
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         return specs_from_texts(self.section.parameters)
 
     def model(self) -> nn.Module:
@@ -92,7 +93,7 @@ def texts_from_specs(specs: Sequence[TensorSpec]) -> list[str]:
     return [f"{spec.name} {shape_text(spec.shape)}{EMBEDDING if spec.embedding else ''}" for spec in specs]
 
 
-def specs_from_texts(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
+def specs_from_texts(texts: Sequence[str]) -> Specs:
     """Read names and shapes off such texts."""
     return tuple(map(_spec, texts))
 
@@ -143,7 +144,7 @@ class ImageClassification(Task):
         )
         return next((sentence for holds, sentence in rules if not holds), None)
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         """Names and shapes of the parameters, by arithmetic: the daemon never builds a model."""
         shapes = vit_shapes(self.section) if self.section.architecture == "vit" else cnn_shapes(self.section)
         return tuple(
@@ -176,7 +177,7 @@ class ImageClassification(Task):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.metrics(model, batch)["loss"]
 
-    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def metrics(self, model: nn.Module, batch: Batch) -> Tensors:
         from torch.nn import functional
 
         from p2pdiloco.tasks.images import accuracy

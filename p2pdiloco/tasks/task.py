@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pdiloco.config.manifest import Manifest, ModelSection
-from p2pdiloco.tensors.sizes import TensorSpec
+from p2pdiloco.tensors.sizes import Specs, TensorSpec
 from p2pdiloco.util import Frozen
 
 if TYPE_CHECKING:
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     from torch import Tensor, device, nn
 
     from p2pdiloco.tasks.tokens import Tokenizer
+    from p2pdiloco.tensors.layout import Tensors
 
     Indices = NDArray[np.int64]
     Batch = tuple[Tensor, ...]
     """Tensors whose first dimension is the samples; split and moved to the device by the learner."""
+
+
+Count = Annotated[int, Meta(ge=0)]
 
 
 class Samples(Protocol):
@@ -45,9 +49,9 @@ class Samples(Protocol):
 class Place(Frozen):
     """Position of a reader in its shard; it is written to disk now and then."""
 
-    offset: Annotated[int, Meta(ge=0)] = 0
+    offset: Count = 0
     """Samples or documents of the shard before this place, as its reader counts."""
-    taken: Annotated[int, Meta(ge=0)] = 0
+    taken: Count = 0
     """Samples taken of what is read at once from there."""
     carry: bytes = b""
     """Bytes that were left over by then, in a form of the reader's own. The next shard's reader goes on with
@@ -141,7 +145,7 @@ class Task(ABC):
         or None."""
         return None
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         """Name and shape of every parameter, in the model's order.
 
         This one builds the model on torch's meta device, whose first use imports for seconds; arithmetic is
@@ -158,7 +162,7 @@ class Task(ABC):
         a CPU, at least, by arithmetic; 0: unknown."""
         return 0
 
-    def initial_parameters(self) -> dict[str, Tensor]:
+    def initial_parameters(self) -> Tensors:
         """Version 0: name -> fp32 tensor, the same bytes on every machine (`tasks.initial`).
 
         This one: matrices uniform with standard deviation 1 / sqrt(inputs), embeddings 0.02, weights of
@@ -186,7 +190,7 @@ class Task(ABC):
         a layer's output may be bf16. It may be recorded, and replayed without its Python: it is a function
         of model and batch alone."""
 
-    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def metrics(self, model: nn.Module, batch: Batch) -> Tensors:
         """Figures of a held-out batch, each a mean over its samples. One is "loss"; this one has no other."""
         return {"loss": self.loss(model, batch)}
 

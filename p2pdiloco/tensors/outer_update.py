@@ -37,7 +37,7 @@ from p2pdiloco.tensors.codecs import (
     scratch,
     state_digest,
 )
-from p2pdiloco.tensors.layout import FragmentLayout, Piece
+from p2pdiloco.tensors.layout import FragmentLayout, Layouts, Piece
 from p2pdiloco.tensors.merge import (
     MAX_MAGNITUDE,
     Accumulator,
@@ -94,7 +94,7 @@ class UpdateMaker:
         delta, decoded, sums: scratch memory of the largest fragment's size, in use only within a call.
     """
 
-    _layouts: Sequence[FragmentLayout]
+    _layouts: Layouts
     _period: int
     _contribution: Codec
     _update: Codec
@@ -279,7 +279,7 @@ class OwnContributions:
         delta, decoded: scratch memory of the largest fragment's size, in use only within a call.
     """
 
-    _layouts: Sequence[FragmentLayout]
+    _layouts: Layouts
     _codec: Codec
     _delta: Tensor
     _decoded: Tensor

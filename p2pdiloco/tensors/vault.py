@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits
 from p2pdiloco.errors import StorageError, invariant
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codecs import Buffer, Unsound, bytes_of, codec, norm
-from p2pdiloco.tensors.layout import FragmentLayout, gather
+from p2pdiloco.tensors.layout import Layouts, TensorMap, gather
 from p2pdiloco.tensors.merge import (
     Findings,
     Given,
@@ -82,7 +82,7 @@ class Vault:
 
     def __init__(
         self,
-        layouts: Sequence[FragmentLayout],
+        layouts: Layouts,
         outer: OuterSection,
         period: int,
         contribution_codec: str,
@@ -120,7 +120,7 @@ class Vault:
         )
 
     @classmethod
-    def of(cls, manifest: Manifest, layouts: Sequence[FragmentLayout]) -> Vault:
+    def of(cls, manifest: Manifest, layouts: Layouts) -> Vault:
         """Make an empty vault for that run."""
         sync, codecs = manifest.sync, manifest.codec
         return cls(
@@ -135,7 +135,7 @@ class Vault:
 
     # --- committed state ---------------------------------------------------------------------------------
 
-    def load_initial(self, params: Mapping[str, Tensor]) -> None:
+    def load_initial(self, params: TensorMap) -> None:
         """Commit version 0 of every fragment: the given parameters, momentum zero."""
         for layout, state in zip(self.layouts, self._states, strict=True):
             invariant(state.number == EMPTY, f"fragment {layout.index} already has a version")
