@@ -125,8 +125,8 @@ def in_a_sentence(beginning: str, hint: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def needing(what: str, extra: str, kind: type[UserError] = UserError) -> Iterator[None]:
-    """Context of imports from packages that may be missing; `what` needs them, of this extra.
+def needing(sentence: str, extra: str, kind: type[UserError] = UserError) -> Iterator[None]:
+    """Context of imports from a package that may be missing, of this extra; `sentence` says what needs it.
 
     Raises:
         UserError: of this kind: one is missing.
@@ -134,7 +134,7 @@ def needing(what: str, extra: str, kind: type[UserError] = UserError) -> Iterato
     try:
         yield
     except ImportError as error:
-        raise kind(f"{what} needs a package that is not installed: {error}", install_hint(extra)) from error
+        raise kind(f"{sentence}, and it is not installed: {error}", install_hint(extra)) from error
 
 
 def invariant(holds: bool, message: str) -> None:

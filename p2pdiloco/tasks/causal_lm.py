@@ -392,7 +392,7 @@ def _meta(config: Values, expected: Specs | None = None) -> nn.Module:
 
 def _config(config: Values) -> Any:
     """Without what would fetch something."""
-    with needing(f"the task {HUB_TASK}", "hub"):
+    with needing(f"the task {HUB_TASK} needs the package transformers", "hub"):
         from transformers import CONFIG_MAPPING, AutoConfig, __version__
     kind = config.get("model_type")
     if not isinstance(kind, str):
@@ -501,7 +501,7 @@ def existing(folder: Path, config: Values, words: str, types: Mapping[str, str],
     Raises:
         UserError: `transformers` is not installed, or does not load it, or not all of it.
     """
-    with needing(f"the task {HUB_TASK}", "hub"):
+    with needing(f"the task {HUB_TASK} needs the package transformers", "hub"):
         from transformers import AutoModelForCausalLM
     made = _config(config)
     factory: Any = AutoModelForCausalLM

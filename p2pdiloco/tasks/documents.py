@@ -96,7 +96,7 @@ def _bounded_lines(path: Path) -> Iterator[bytes]:
 
 
 def _parquet(path: Path, field: str) -> Iterator[Any]:
-    with needing("a parquet file", "hub", DataError):
+    with needing("a parquet file needs the package pyarrow", "hub", DataError):
         import pyarrow as arrow
         from pyarrow import parquet
     try:
@@ -207,7 +207,7 @@ def hub_file(name: str, file: str, revision: str = "") -> Path:
     Raises:
         UserError: the package is missing, or there is no such file, or no way to it.
     """
-    with needing(f"{file} of the hub", "hub"):
+    with needing(f"{file} of the hub needs the package huggingface_hub", "hub"):
         from huggingface_hub import hf_hub_download
     # It tells of every attempt; what came of them is one sentence.
     attempts = logging.getLogger("huggingface_hub")

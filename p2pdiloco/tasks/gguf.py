@@ -170,7 +170,7 @@ def save_as_folder(file: Path, folder: Path, say: Say, tokenizer: bool) -> None:
             f"{file} is one of {parts} parts of a split GGUF file",
             "join them: llama.cpp's llama-gguf-split --merge FIRST-PART WHOLE",
         )
-    with needing("a GGUF file", "hub"):
+    with needing("a GGUF file needs a package", "hub"):
         import accelerate  # noqa: F401
         import gguf  # noqa: F401
         import transformers.integrations.gguf  # noqa: F401 (older releases have none)

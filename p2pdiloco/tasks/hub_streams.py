@@ -240,7 +240,7 @@ def _left_out(root: Path) -> str:
 
 
 def _opened(section: DataSection, path: str | None, split: str) -> Any:
-    with needing("streamed data", "hub", DataError):
+    with needing("streamed data needs the package datasets", "hub", DataError):
         import datasets
     if int(datasets.__version__.partition(".")[0]) < OLDEST_MAJOR:
         raise DataError(

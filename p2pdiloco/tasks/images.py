@@ -82,7 +82,7 @@ def load_images(section: DataSection, model: ImageSection, path: str | None) -> 
 
 
 def _digits(model: ImageSection) -> tuple[Pixels, Pixels, list[str]]:
-    with needing("a run of the embedded images, scikit-learn's digits,", "vision", DataError):
+    with needing("the embedded images need the package scikit-learn", "vision", DataError):
         from sklearn.datasets import load_digits
     if model.classes != DIGITS:
         raise DataError(f"the embedded images have {DIGITS} classes, model.classes is {model.classes}")
@@ -169,7 +169,7 @@ def _scaled(image: Any, model: ImageSection) -> Pixels:
 
 
 def _pillow() -> Any:
-    with needing("a run of images", "vision", DataError):
+    with needing("images need the package Pillow", "vision", DataError):
         from PIL import Image
     return Image
 

@@ -73,7 +73,7 @@ def test_what_is_compiled_after_some_steps_and_recorded_learns_the_same(kind, op
     model.load_state_dict(task.initial_parameters())
     options = PassOptions(compile="auto", precision="fp32")
     training = Training(task, model, data().train, "peer-a", options=options)
-    forms = training._passes._forms
+    forms = training._passes.forms
     found, seen = [], []
     while len(found) < 5000 and (forms.form is not Form.RECORDED or training._recorded_update is None):
         found.append(training.step().loss)

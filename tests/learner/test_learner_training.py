@@ -394,7 +394,7 @@ def test_compiled_passes_learn_the_same_over_an_odd_last_pass_and_a_version(tmp_
         losses += [each.step().loss for _ in range(2)]
     assert training._passes.made == 2
     assert counters["stats"]["unique_graphs"] == 1, "none of the odd passes, and none anew"
-    assert training._passes._forms.form is Form.COMPILED and training.take_notes() == []
+    assert training._passes.forms.form is Form.COMPILED and training.take_notes() == []
     assert found == pytest.approx(expected, rel=1e-4)
     assert training.tokens_total == plain.tokens_total == 5 * MICRO.inner.tokens_per_step
 
@@ -550,7 +550,7 @@ def test_models_whose_shapes_change_are_compiled_for_who_insists_only(compiler):
     task = task_of(msgspec.structs.replace(manifest, model=manifest.model | {"experts": 2}))
     for choice, form in (("auto", Form.LEFT), ("always", Form.PLAIN)):
         passes = Passes(task, task.model(), 4, PassOptions(compile=choice), together=1, bf16=False)
-        assert passes._forms.form is form
+        assert passes.forms.form is form
 
 
 def test_never_is_never_and_what_is_not_compiled_cannot_be_left(compiler):
