@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 
@@ -459,6 +459,11 @@ def broken_rule(manifest: Manifest) -> str | None:
             if name not in ("chat_template", "dtype", "context_tokens")
         ),
     )
+    return first_broken(rules)
+
+
+def first_broken(rules: Iterable[tuple[object, str]]) -> str | None:
+    """Find the first sentence whose rule does not hold."""
     return next((sentence for holds, sentence in rules if not holds), None)
 
 

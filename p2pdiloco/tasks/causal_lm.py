@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, CausalLMSection, ContextTokens, ModelSection
+from p2pdiloco.config.manifest import (
+    BYTE_VALUES,
+    BYTES,
+    CausalLMSection,
+    ContextTokens,
+    ModelSection,
+    first_broken,
+)
 from p2pdiloco.config.values import is_whole
 from p2pdiloco.errors import UserError, in_a_sentence, needing
 from p2pdiloco.tasks.hub_models import (
@@ -151,8 +158,7 @@ class CausalLM(LanguageModel):
                 f"a model must have at most {MAX_TENSORS} tensors, this one has {self._tensors()}",
             ),
         )
-        broken = next((sentence for holds, sentence in rules if not holds), None)
-        return broken or super().broken_rule() or self._too_much_shuffled()
+        return first_broken(rules) or super().broken_rule() or self._too_much_shuffled()
 
     def _tensors(self) -> int:
         """Number of tensors that `specs` lists, before anything is made for each of them."""

@@ -36,6 +36,12 @@ _ROWS_TOGETHER = 1024
 INSTALL = install_hint("hub")
 
 
+def check_path(path: Path) -> None:
+    """Raises: DataError (there is no such file or folder)."""
+    if not path.exists():
+        raise DataError(f"the data path {path} does not exist", "check --data")
+
+
 def rows(path: Path, section: DataSection) -> Iterator[str]:
     """The documents of a file: the manifest's field of every line or row. Empty ones and nulls are left out.
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from p2pdiloco.config.manifest import CausalLMSection
+from p2pdiloco.config.manifest import CausalLMSection, first_broken
 from p2pdiloco.config.values import is_number, is_whole
 from p2pdiloco.errors import UserError
 from p2pdiloco.util import Say, Values
@@ -420,7 +420,7 @@ def difference_from_ours(config: Values) -> str:
         ),
         ((config["head_dim"] or width // heads) * heads == width, "its heads are not width / heads wide"),
     )
-    return next((words for holds, words in rules if not holds), "")
+    return first_broken(rules) or ""
 
 
 NOT_PARAMETERS = (".inv_freq", ".attn.bias", ".attn.masked_bias")

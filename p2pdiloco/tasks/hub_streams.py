@@ -28,7 +28,15 @@ from msgspec.structs import replace
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import DataError, UserError, first_line, needing
-from p2pdiloco.tasks.documents import ANY_NAME, DAMAGED, INSTALL, MAX_LINE_BYTES, hash64, is_heldout
+from p2pdiloco.tasks.documents import (
+    ANY_NAME,
+    DAMAGED,
+    INSTALL,
+    MAX_LINE_BYTES,
+    check_path,
+    hash64,
+    is_heldout,
+)
 from p2pdiloco.tasks.task import Data, Place
 from p2pdiloco.tasks.text import Packer, Windows
 from p2pdiloco.tasks.tokens import Tokenizer, Tokens
@@ -248,8 +256,8 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
         )
     if path is None and not section.dataset:
         raise DataError("this run streams each node's own data set, and none is given", "add --data FOLDER")
-    if path is not None and not Path(path).exists():
-        raise DataError(f"the data path {path} does not exist", "check --data")
+    if path is not None:
+        check_path(Path(path))
     if path is None and "/" not in section.dataset:
         # `datasets` takes "text", "json" or "csv" for all such files of the current folder.
         raise DataError(

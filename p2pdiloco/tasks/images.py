@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from p2pdiloco.config.manifest import STAGES, DataSection, ImageSection
 from p2pdiloco.errors import DataError, UserError, first_line, needing
-from p2pdiloco.tasks.documents import is_heldout
+from p2pdiloco.tasks.documents import check_path, is_heldout
 from p2pdiloco.tasks.task import Data
 from p2pdiloco.tasks.transformer import attention
 
@@ -110,8 +110,7 @@ def _folders(root: Path, model: ImageSection) -> tuple[Pixels, Pixels, list[str]
 
 def _class_folders(root: Path, model: ImageSection) -> Sequence[str]:
     """By class. Some of those that the manifest names may be missing here."""
-    if not root.exists():
-        raise DataError(f"the data path {root} does not exist", "check --data")
+    check_path(root)
     try:
         found = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
     except OSError as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta, field
 
-from p2pdiloco.config.manifest import STAGES, Digest, ImageSection, ModelSection, table
+from p2pdiloco.config.manifest import STAGES, Digest, ImageSection, ModelSection, first_broken, table
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.task import Data, Listed, Task, broken_constants, shape_of, shape_text
 from p2pdiloco.tensors.sizes import Specs, TensorSpec, kept_bytes
@@ -142,7 +142,7 @@ class ImageClassification(Task):
                 "model.class_folders must be names of folders, without / and not hidden",
             ),
         )
-        return next((sentence for holds, sentence in rules if not holds), None)
+        return first_broken(rules)
 
     def specs(self) -> Specs:
         """Names and shapes of the parameters, by arithmetic: the daemon never builds a model."""
