@@ -37,7 +37,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from p2pdiloco.config.settings import Precision
 from p2pdiloco.errors import P2PDilocoError, UserError, first_line, invariant
@@ -142,10 +142,7 @@ class Distributed(Ranks):
     ) -> None:
         """Take two groups of the same ranks (None: of all): `group` carries tensors, on `device`; `control`
         carries words, on the device `words`."""
-        from torch import distributed
-
         super().__init__(distributed.get_rank(group), distributed.get_world_size(group))
-        self._distributed = distributed
         self.group, self._control = group, control
         self._device, self._words = device, words
 
@@ -156,8 +153,6 @@ class Distributed(Ranks):
         Raises:
             RankLost: one of them does not come.
         """
-        from torch import distributed
-
         loopback = "lo0" if os.uname().sysname == "Darwin" else "lo"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
@@ -202,8 +197,8 @@ class Distributed(Ranks):
             return  # they are sums already
         parameters = list(model.parameters())
         given = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
-        largest = self._distributed.ReduceOp.MAX
-        self._call(lambda: self._distributed.all_reduce(given, largest, group=self._control))
+        largest = distributed.ReduceOp.MAX
+        self._call(lambda: distributed.all_reduce(given, largest, group=self._control))
         for parameter, somewhere in zip(parameters, given.tolist(), strict=True):
             if somewhere and parameter.grad is None:  # no sample of this rank's, or none that it matters for
                 parameter.grad = torch.zeros_like(parameter)
@@ -213,7 +208,7 @@ class Distributed(Ranks):
 
     def _sum(self, tensors: Sequence[Tensor]) -> None:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        self._call(lambda: self._distributed.all_reduce(flat))
+        self._call(lambda: distributed.all_reduce(flat))
         parts = torch.split(flat, [tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
@@ -221,19 +216,19 @@ class Distributed(Ranks):
     def broadcast(self, tensor: Tensor) -> None:
         """Send rank 0's tensor to every rank's device."""
         carried = tensor.to(self._device).contiguous()
-        self._call(lambda: self._distributed.broadcast(carried, src=self.named(0), group=self.group))
+        self._call(lambda: distributed.broadcast(carried, src=self.named(0), group=self.group))
         if self.rank and carried is not tensor:
             tensor.copy_(carried)
 
     def send(self, rank: int, tensor: Tensor) -> None:
         """Send a tensor to one other rank."""
         carried = tensor.to(self._device)
-        self._call(lambda: self._distributed.send(carried, self.named(rank), self.group))
+        self._call(lambda: distributed.send(carried, self.named(rank), self.group))
 
     def receive(self, rank: int, numel: int) -> Tensor:
         """Receive a tensor from another rank: fp32 (numel,), on the device."""
         found = torch.empty(numel, device=self._device)
-        self._call(lambda: self._distributed.recv(found, self.named(rank), self.group))
+        self._call(lambda: distributed.recv(found, self.named(rank), self.group))
         return found
 
     def order(self, kind: OrderKind, number: int = 0, learners: int = 1) -> None:
@@ -248,7 +243,7 @@ class Distributed(Ranks):
 
     def hear(self, message: Any = None, source: int = 0) -> Any:
         box, device = [message], torch.device(self._words)
-        tell = self._distributed.broadcast_object_list
+        tell = distributed.broadcast_object_list
         self._call(lambda: tell(box, self.named(source), self._control, device))
         return box[0]
 
@@ -256,15 +251,15 @@ class Distributed(Ranks):
         """Gather every rank's words, as many from each: by rank, the same for all."""
         mine = torch.tensor(words, dtype=torch.float64, device=self._words)
         found = [torch.empty_like(mine) for _ in range(self.count)]
-        self._call(lambda: self._distributed.all_gather(found, mine, group=self._control))
+        self._call(lambda: distributed.all_gather(found, mine, group=self._control))
         return [each.tolist() for each in found]
 
     def _tell_all(self, words: Tensor) -> None:
-        self._call(lambda: self._distributed.broadcast(words, self.named(0), group=self._control))
+        self._call(lambda: distributed.broadcast(words, self.named(0), group=self._control))
 
     def named(self, rank: int) -> int:
         """Name a rank as torch wants it: by its number among all processes."""
-        return rank if self.group is None else self._distributed.get_global_rank(self.group, rank)
+        return rank if self.group is None else distributed.get_global_rank(self.group, rank)
 
     def all_say(self, yes: bool) -> bool:
         """Tell whether every rank says yes."""

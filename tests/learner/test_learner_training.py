@@ -622,7 +622,8 @@ def test_all_processes_decide_by_the_same_number_of_steps_that_are_left(monkeypa
         else:
             wire.append(words.clone())
 
-    ranks._distributed, ranks._control = SimpleNamespace(broadcast=broadcast), None
+    monkeypatch.setattr("p2pdiloco.learner.ranks.distributed", SimpleNamespace(broadcast=broadcast))
+    ranks._control = None
     ranks.group, ranks._words = None, torch.device("cpu")
     leader, follower = alone(0)[0], alone(0)[0]
     leader.run_is_at(5000, learners=7)
