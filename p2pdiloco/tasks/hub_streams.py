@@ -279,7 +279,7 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
         )
         if path is None:
             _only_of_the_hub(section.dataset, builder.config.data_files)
-        read_only(builder, section.field, _stream_errors)
+        read_only(builder, section.field)
         found = builder.as_streaming_dataset(split=split)
         names = found.column_names or list(next(iter(found), {}))
     except _stream_errors(ValueError, RuntimeError) as error:
@@ -347,9 +347,9 @@ class StreamCut(Exception):
     """Error of a stream that may go on if it is opened again; says in which file."""
 
 
-def read_only(builder: Any, field: str, transient: Callable[[], tuple[type[Exception], ...]]) -> None:
-    """Have a builder's files read for this column alone. Errors name the file: `StreamCut` for those of the
-    classes that `transient` gives, a `UserError` for all others.
+def read_only(builder: Any, field: str) -> None:
+    """Have a builder's files read for this column alone. Errors name the file: `StreamCut` for those
+    of a stream that broke, a `UserError` for all others.
 
     `datasets` gives all files the columns and types of the first one, and fails where another file's differ.
     It knows no way to read a part of JSON; so such files are read here.
@@ -374,7 +374,7 @@ def read_only(builder: Any, field: str, transient: Callable[[], tuple[type[Excep
             yield from tables(**files)
         except (UserError, StreamCut, MemoryError):
             raise
-        except transient() as error:
+        except _stream_errors() as error:
             raise StreamCut(f"{file}: {first_line(error)}") from error
         except Exception as error:  # whatever a library makes of bytes that it did not expect
             raise DataError(
