@@ -57,6 +57,7 @@ from p2pdiloco.learner.program_ranks import (
     RunPlan,
     begin,
     hold,
+    packed,
     ranks_of,
     total,
 )
@@ -498,7 +499,7 @@ class SessionNode:
             manifest.sync.inner_steps,
             manifest.sync.keep_in_flight,
         )
-        self._ranks.tell("plan", RunPlan(names, layouts, constants))
+        self._ranks.tell("plan", RunPlan(names, layouts, packed(constants)))
         self._moves = MoveWatch(self.parameters, layouts)
         before = [self._moves.sample(fragment) for fragment in range(len(layouts))]
         for fragment in range(len(layouts)):

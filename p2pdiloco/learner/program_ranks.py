@@ -25,6 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import numpy as np
 import torch
 from msgspec import msgpack
 from torch import nn
@@ -38,9 +39,10 @@ from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.learner.optimizer import HeldCopies, HeldParameters, HeldShares, is_shared_out
 from p2pdiloco.learner.program_model import FEW, HasGroups, MoveWatch, ProgramParameters
 from p2pdiloco.learner.ranks import ALONE, Distributed, RankLost, Ranks
-from p2pdiloco.tasks.description import persistent_buffers
+from p2pdiloco.tasks.description import listed, persistent_buffers
 from p2pdiloco.tasks.initial import plain_parameters
 from p2pdiloco.tasks.own_tasks import OWN_LOOP
+from p2pdiloco.tasks.task import Constant
 from p2pdiloco.tensors.layout import FragmentLayout, TensorMap, Tensors
 from p2pdiloco.util import Frozen, Now, Values
 
@@ -54,6 +56,7 @@ APART = 1e-4
 """Difference between copies, as a share of them, that is no rounding."""
 DIGEST_BYTES = 6
 """Bytes of the digest by which ranks compare their models: as many as a word (float64) holds exactly."""
+_encode = msgpack.encode
 
 
 class CallAnswer(Frozen):
@@ -87,7 +90,30 @@ class RunPlan(Frozen):
 
     names: tuple[str, ...]
     layouts: tuple[FragmentLayout, ...]
-    constants: Tensors
+    constants: tuple[tuple[Constant, bytes], ...] = ()
+
+
+def packed(constants: TensorMap) -> tuple[tuple[Constant, bytes], ...]:
+    """Pack constants for other ranks."""
+    values = (value.numpy().tobytes() for value in constants.values())
+    return tuple(zip(listed(constants), values, strict=True))
+
+
+def unpacked(constants: Sequence[tuple[Constant, bytes]]) -> Tensors:
+    """Unpack what `packed` made."""
+    return {
+        constant.name: torch.from_numpy(np.frombuffer(data, constant.kind).copy()).view(constant.shape)
+        for constant, data in constants
+    }
+
+
+_failure_of = msgpack.Decoder(Failure).decode
+
+
+_answer_of = msgpack.Decoder(CallAnswer).decode
+
+
+_plan_of = msgpack.Decoder(RunPlan).decode
 
 
 def ranks_of(group: ProcessGroup | None, model: nn.Module) -> Ranks:
@@ -163,7 +189,7 @@ def begin(ranks: Ranks, model: nn.Module, evaluates: bool, timeout_s: float) -> 
             ) from error
     tensors = [*plain_parameters(model), *persistent_buffers(model).items()]
     specs = [(name, tuple(value.shape), str(value.dtype)) for name, value in tensors]
-    digest = hashlib.sha256(msgpack.encode(specs)).digest()[:DIGEST_BYTES]
+    digest = hashlib.sha256(_encode(specs)).digest()[:DIGEST_BYTES]
     found = meet(ranks, "Session", lambda: (int.from_bytes(digest), evaluates))
     for rank, (model_of, evaluates_there, *_) in enumerate(found):
         if model_of != found[0][0]:
@@ -189,20 +215,20 @@ def meet(
     """
     if not isinstance(ranks, Distributed):
         return [say()]
-    said, problem, cause = list[float](), None, None
+    said, data, cause = list[float](), b"", None
     try:
         said += say()
     except UserError as error:
-        problem, cause = failure(error, has_ended()), error
-    found = ranks.gather(CALLS.index(call), problem is not None, *said, *[0.0] * (WORDS - len(said)))
-    for rank, (there, has_failed, *_) in enumerate(found):
+        data, cause = _encode(failure(error, has_ended())), error
+    found = ranks.gather(CALLS.index(call), len(data), *said, *[0.0] * (WORDS - len(said)))
+    for rank, (there, length, *_) in enumerate(found):
         if there != found[0][0]:
             raise UserError(
                 f"rank {rank} of this program is in {CALLS[int(there)]}, rank 0 in {CALLS[int(found[0][0])]}",
                 "every rank makes the same calls of its Session: decide together when to end",
             )
-        if has_failed:
-            told: Failure = ranks.hear(problem, rank)
+        if length:
+            told = _failure_of(ranks.pass_on(data, int(length), rank))
             raise (SessionOver if told.stopped else UserError)(told.sentence, told.hint) from cause
     return [words[2 : 2 + len(said)] for words in found]
 
@@ -419,7 +445,7 @@ class FollowingRank:
         failed: Exception | None = None
         while (told := self._ranks.next_order()).kind != "fail":
             if told.kind == "answer":
-                answer: CallAnswer = self._ranks.hear()
+                answer = _answer_of(self._ranks.pass_on(b"", told.number))
                 self.stopped = answer.stopped
                 return answer
             if told.kind == "evaluate":
@@ -430,14 +456,14 @@ class FollowingRank:
                     failed = error
             else:
                 self._help(told.kind, told.number)
-        said: Failure = self._ranks.hear()
+        said = _failure_of(self._ranks.pass_on(b"", told.number))
         self.stopped = said.stopped
         raise failed or UserError(said.sentence, said.hint)
 
     def _help(self, kind: str, number: int) -> None:
         match kind:
             case "plan":
-                self._take_plan(self._ranks.hear())
+                self._take_plan(_plan_of(self._ranks.pass_on(b"", number)))
             case "put":
                 self._held.put(self._layouts[number])
                 self.parameters.settle()
@@ -455,7 +481,8 @@ class FollowingRank:
 
     def _take_plan(self, plan: RunPlan) -> None:
         self._layouts = plan.layouts
-        self.parameters = ProgramParameters(self._model, plan.names, self._optimizer, plan.constants)
+        constants = unpacked(plan.constants)
+        self.parameters = ProgramParameters(self._model, plan.names, self._optimizer, constants)
         self._held = hold(self.parameters, self._ranks)
 
 

@@ -34,12 +34,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
+from msgspec import msgpack
 from torch import Tensor, distributed, nn
 
 from p2pdiloco.config.settings import Precision
+from p2pdiloco.core.api.config import Amendment
 from p2pdiloco.errors import P2PDilocoError, UserError, first_line, invariant
 from p2pdiloco.learner.channel import Start, frame
 from p2pdiloco.learner.lifeline import EXIT_FAILED, EXIT_RANK_KILLED, EXIT_TOO_LARGE, PassTooLarge, RankKilled
@@ -61,6 +63,8 @@ RENDEZVOUS_FILE = "rendezvous"
 MAX_BATCH_WORDS = 64
 """Words of a batch's description: enough to say how many tensors it has, and of what type and shape."""
 DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool, torch.float32, torch.float16)
+_encode = msgpack.encode
+_decode = msgpack.Decoder(tuple[Amendment, ...]).decode
 
 
 class RankLost(P2PDilocoError):
@@ -82,7 +86,8 @@ class Order(Frozen):
     (`learner.optimizer.HeldShares`); go by other amendments. In a program's session (`learner.program_ranks`)
     also: plan fragments; wait on; go on with the answer, or end with the error, that follows."""
     number: int = 0
-    """Number of a fragment; with a step, the tokens that the run has consumed."""
+    """Number of a fragment; of bytes that follow; with a step, the tokens that the run has
+    consumed."""
     learners: int = 1
     """Learners of the run, with a step: by these, too, every rank decides whether compiling pays."""
 
@@ -119,14 +124,23 @@ class Ranks:
         return batch
 
     def tell(self, kind: OrderKind, message: object) -> None:
-        """Tell the other ranks, if there are any, a message (`hear`) with an order, as rank 0."""
+        """Tell the other ranks, if there are any, a message (msgpack takes it) with an order, as rank 0."""
         if self.count > 1 and self.rank == 0:
-            self.order(kind)
-            self.hear(message)
+            data = _encode(message)
+            self.order(kind, len(data))
+            self.pass_on(data, len(data))
 
-    def hear(self, message: Any = None, source: int = 0) -> Any:
-        """Hear one rank's message, any value that can be pickled; that rank gives it, the others nothing."""
-        return message
+    def tell_amendments(self, amendments: tuple[Amendment, ...]) -> None:
+        """Tell the other ranks, if there are any, by which amendments to go, as rank 0."""
+        self.tell("amend", amendments)
+
+    def hear_amendments(self, told: Order) -> tuple[Amendment, ...]:
+        """Hear from rank 0 by which amendments to go, which it told."""
+        return _decode(self.pass_on(b"", told.number))
+
+    def pass_on(self, data: bytes, count: int, source: int = 0) -> bytes:
+        """Pass one rank's bytes (others give none), so many, on to all."""
+        return data
 
 
 class Distributed(Ranks):
@@ -241,11 +255,10 @@ class Distributed(Ranks):
         kind, number, learners = words.tolist()
         return Order(get_args(OrderKind)[kind], number, learners)
 
-    def hear(self, message: Any = None, source: int = 0) -> Any:
-        box, device = [message], torch.device(self._words)
-        tell = distributed.broadcast_object_list
-        self._call(lambda: tell(box, self.named(source), self._control, device))
-        return box[0]
+    def pass_on(self, data: bytes, count: int, source: int = 0) -> bytes:
+        letters = torch.frombuffer(bytearray(data or bytes(count)), dtype=torch.uint8).to(self._words)
+        self._tell_all(letters, source)
+        return letters.cpu().numpy().tobytes()
 
     def gather(self, *words: float) -> list[list[float]]:
         """Gather every rank's words, as many from each: by rank, the same for all."""
@@ -254,8 +267,8 @@ class Distributed(Ranks):
         self._call(lambda: distributed.all_gather(found, mine, group=self._control))
         return [each.tolist() for each in found]
 
-    def _tell_all(self, words: Tensor) -> None:
-        self._call(lambda: distributed.broadcast(words, self.named(0), group=self._control))
+    def _tell_all(self, words: Tensor, source: int = 0) -> None:
+        self._call(lambda: distributed.broadcast(words, self.named(source), group=self._control))
 
     def named(self, rank: int) -> int:
         """Name a rank as torch wants it: by its number among all processes."""
@@ -263,7 +276,9 @@ class Distributed(Ranks):
 
     def all_say(self, yes: bool) -> bool:
         """Tell whether every rank says yes."""
-        return all(said for (said,) in self.gather(yes))
+        votes = torch.tensor([int(yes)])
+        self._call(lambda: distributed.all_reduce(votes, group=self._control))
+        return int(votes) == self.count
 
     def _call(self, collective) -> None:  # type: ignore[no-untyped-def]
         try:
@@ -310,6 +325,11 @@ def _gpus() -> str:
     return next((kind for kind in accelerators() if kind != "mps"), "cpu")
 
 
+def meeting_place() -> tempfile.TemporaryDirectory[str]:
+    """A private folder (mode 0700) for the ranks' rendezvous."""
+    return tempfile.TemporaryDirectory(prefix="p2pdiloco-ranks-", ignore_cleanup_errors=True)
+
+
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     for tensor in tensors:
@@ -332,7 +352,7 @@ class Siblings:
 
     def __init__(self, start: Start, count: int) -> None:
         self._start, self.count = start, count
-        self._meeting = tempfile.TemporaryDirectory(prefix="p2pdiloco-ranks-", ignore_cleanup_errors=True)
+        self._meeting = meeting_place()
         self.folder = Path(self._meeting.name)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lifelines: list[socket.socket] = []

@@ -65,6 +65,7 @@ class LearnerParts(Frozen):
     training: Training
     held: HeldParameters
     """The model's parameters."""
+    ranks: Ranks
     still: Stillness
     constants: TensorMap
     """Constants of the model, for further instances."""
@@ -107,7 +108,7 @@ def follow(start: Start, rank: int, count: int, folder: Path) -> None:
     parts = _build(start, rank, count, folder)
     training = parts.training
     steps_back = True
-    while (told := training.ranks.next_order()).kind != "end":
+    while (told := parts.ranks.next_order()).kind != "end":
         if told.kind != "step":
             _help(told, start, parts)
             continue
@@ -137,10 +138,10 @@ def _help(told: Order, start: Start, parts: LearnerParts) -> None:
     elif told.kind == "aside":
         held.set_aside()
     elif told.kind == "evaluate":
-        share = training.ranks.share(())
+        share = parts.ranks.share(())
         evaluate(training.task, training.model, share, training.samples_at_once, training.precision)
     elif told.kind == "amend":
-        training.amend(parts.training.ranks.hear())
+        training.amend(parts.ranks.hear_amendments(told))
     elif told.kind == "back":
         held.bring_back()
     else:
@@ -174,7 +175,7 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
         options,
         still.meanwhile,
     )
-    return LearnerParts(threads, data, layouts, training, held, still, constants)
+    return LearnerParts(threads, data, layouts, training, held, ranks, still, constants)
 
 
 def task_and_constants(manifest: Manifest, options: LearnerOptions) -> tuple[Task, Tensors]:
@@ -218,7 +219,7 @@ def _give_up(channel: LearnerEnd) -> NoReturn:
 
 def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerParts) -> None:
     manifest, options = start.manifest, start.options
-    training, layouts, ranks = parts.training, parts.layouts, parts.training.ranks
+    training, layouts, ranks = parts.training, parts.layouts, parts.ranks
     task, device = training.task, training.device
     data = parts.data
     if data is None:

@@ -632,8 +632,7 @@ def test_all_processes_decide_by_the_same_number_of_steps_that_are_left(monkeypa
     assert (told.kind, told.number, told.learners) == ("step", 5000, 7)
     monkeypatch.setattr(ranks, "next_order", lambda: Order("end") if steps else told)
     monkeypatch.setattr(follower, "step", lambda: steps.append(follower.steps_left))
-    monkeypatch.setattr(follower, "ranks", ranks)
-    parts = SimpleNamespace(training=follower)
+    parts = SimpleNamespace(training=follower, ranks=ranks)
     monkeypatch.setattr(training_process, "_build", lambda *_: parts)
     training_process.follow(Start(MICRO, LearnerOptions(peer="", niceness=0), BASES), 1, 2, None)
     assert steps == [leader.steps_left]
