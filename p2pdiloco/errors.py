@@ -17,7 +17,8 @@ process ends. Where a task would keep it to itself, the event loop's exception h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import msgspec
@@ -106,6 +107,34 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first, *others = lines or [type(error).__name__]
     return f"{first} {others[0]}" if others and first.endswith(":") else first
+
+
+@contextmanager
+def in_a_sentence(beginning: str, hint: str = "") -> Iterator[None]:
+    """Context of a library that may raise anything at what it is given: it becomes one sentence.
+
+    Raises:
+        UserError: the sentence.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{beginning}: {first_line(error)}"[:500], hint) from error
+
+
+@contextmanager
+def needing(sentence: str, extra: str, kind: type[UserError] = UserError) -> Iterator[None]:
+    """Context of imports from a package that may be missing, of this extra; `sentence` says what needs it.
+
+    Raises:
+        UserError: of this kind: one is missing.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise kind(f"{sentence}, and it is not installed: {error}", install_hint(extra)) from error
 
 
 def invariant(holds: bool, message: str) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from p2pdiloco.learner import optimizer
-from p2pdiloco.learner.inner_step import Passes, PassOptions
+from p2pdiloco.learner.channel import PassOptions
+from p2pdiloco.learner.inner_step import Passes
 from p2pdiloco.tasks.task import Task
 
 

@@ -14,9 +14,9 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
 import msgspec.inspect as inspect
@@ -41,6 +41,13 @@ PEER_PATTERN = r"^12D3KooW[1-9A-HJ-NP-Za-km-z]{44}\Z"
 RECOVERY_PATTERN = r"^(12D3KooW[1-9A-HJ-NP-Za-km-z]{44})?\Z"
 Value = bool | int | float | str | list[str]
 """Type of a value in a `[model]` table."""
+Few = Annotated[int, Meta(ge=1, le=256)]
+Width = Annotated[int, Meta(ge=8, le=65536)]
+ContextTokens = Annotated[int, Meta(ge=8, le=131072)]
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
+Short = Annotated[str, Meta(max_length=100)]
+Named = Annotated[str, Meta(min_length=1, max_length=100)]
+Digest = Annotated[str, Meta(pattern=SHA256_PATTERN)]
 Folder = Annotated[str, Meta(min_length=1, max_length=255)]
 BYTE_VALUES = 256
 BYTES = "bytes"
@@ -82,12 +89,12 @@ class CausalLMSection(ModelSection, kw_only=True):
         "experts_per_token": "How many of them a token uses.",
         "balance_weight": "Weight of the loss that spreads tokens evenly over experts.",
     }
-    layers: Annotated[int, Meta(ge=1, le=256)]
-    heads: Annotated[int, Meta(ge=1, le=256)]
+    layers: Few
+    heads: Few
     key_value_heads: Annotated[int, Meta(ge=0, le=256)] = 0
-    width: Annotated[int, Meta(ge=8, le=65536)]
+    width: Width
     hidden_width: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
-    context_tokens: Annotated[int, Meta(ge=8, le=131072)]
+    context_tokens: ContextTokens
     vocabulary: Annotated[int, Meta(ge=2, le=1 << 20)] = BYTE_VALUES
     tied_head: bool = True
     rope_base: Annotated[float, Meta(ge=1, le=1e9)] = 10_000.0
@@ -133,10 +140,10 @@ class ImageSection(ModelSection, kw_only=True):
     class_folders: list[Folder] = msgspec.field(default_factory=list)
     image_pixels: Annotated[int, Meta(ge=4, le=1024)]
     channels: Literal[1, 3] = 3
-    layers: Annotated[int, Meta(ge=1, le=256)]
-    width: Annotated[int, Meta(ge=8, le=65536)]
-    heads: Annotated[int, Meta(ge=1, le=256)] = 4
-    patch_pixels: Annotated[int, Meta(ge=1, le=256)] = 4
+    layers: Few
+    width: Width
+    heads: Few = 4
+    patch_pixels: Few = 4
 
 
 def vocabulary_for(tokens: int) -> int:
@@ -180,7 +187,7 @@ class RunSection(Section, kw_only=True):
     (`tasks.registry`). A task is code of this machine, looked up by name: nothing of it comes from a peer."""
     task_package: Annotated[str, Meta(pattern=PACKAGE_PATTERN)] = ""
     """Name of the package that a node without the task is told to install."""
-    initial: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
+    initial: Digest = ""
     """SHA-256 over names, shapes and bytes of the parameters that are version 0; empty: they are drawn from
     the seed. The run's signer has them in a file beside run.toml, other nodes get them from peers."""
     initial_name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
@@ -194,30 +201,30 @@ class DataSection(Section, kw_only=True):
     that Hugging Face `datasets` streams, by name, or from --data. Nodes that read the same data divide it
     (`learner.samples`). A manifest never names a path: a stranger's would be read from a volunteer's
     disk."""
-    field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
+    field: Named = "text"
     """Key of a line, or name of a column, that holds the document."""
     dataset: Annotated[str, Meta(pattern=DATASET_PATTERN)] = ""
     """Name of the data set on the hub, OWNER/NAME, for "hub". Never one that `datasets` takes for local
     files."""
-    config: Annotated[str, Meta(max_length=100)] = ""
-    split: Annotated[str, Meta(min_length=1, max_length=100)] = "train"
-    revision: Annotated[str, Meta(max_length=100)] = ""
+    config: Short = ""
+    split: Named = "train"
+    revision: Short = ""
     """Commit of the data set, so that it stays the same for all; empty: the newest."""
     shuffle_samples: Annotated[int, Meta(ge=1, le=1 << 20)] = 1024
     """Samples of a streamed data set that are read ahead and shuffled among themselves."""
     heldout_percent: Annotated[int, Meta(ge=1, le=50)] = 5
     """Share of the data that nobody trains on: a hash of its content says which (`tasks.documents`)."""
-    heldout_split: Annotated[str, Meta(max_length=100)] = ""
+    heldout_split: Short = ""
     """Split that is held out as a whole, for "hub"; then all of `split` is trained on."""
     tokenizer: Annotated[str, Meta(pattern=TOKENIZER_PATTERN)] = "bytes"
     """"bytes", or a `tokenizers` JSON file's name, for people; peers give it
     (`run_files.shared_files`)."""
-    tokenizer_revision: Annotated[str, Meta(max_length=100)] = ""
-    tokenizer_digest: Annotated[str, Meta(pattern=SHA256_PATTERN)] = ""
+    tokenizer_revision: Short = ""
+    tokenizer_digest: Digest = ""
     """SHA-256 of the file: with another one, the same token ids would mean other words."""
-    end_of_document: Annotated[str, Meta(max_length=100)] = ""
+    end_of_document: Short = ""
     """The token that is put behind every document. Of bytes: a newline, stated as nothing."""
-    begin_of_document: Annotated[str, Meta(max_length=100)] = ""
+    begin_of_document: Short = ""
     """The token that is put in front of every document and prompt; empty: none. A model that was trained with
     one is far from itself without it."""
 
@@ -233,9 +240,9 @@ class InnerSection(Section, kw_only=True):
     it. Learning rate and weight decay are AdamW's: Muon's updates are scaled to be as large."""
     learning_rate: Annotated[float, Meta(gt=0, le=1)]
     weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
-    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    muon_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.85
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    muon_momentum: Fraction = 0.85
     """Momentum of Muon's matrices, if Muon is the optimizer. Swarms want less than one process does
     (docs/results.md)."""
     clip_norm: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
@@ -262,7 +269,7 @@ class SyncSection(Section, kw_only=True):
     grace window is cut from it. Must be below H. Too small: slow peers miss merges."""
     quorum: Positive = 1
     """K, contributions that start the closing of a round (never more than there are live learners)."""
-    grace_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.8
+    grace_fraction: Fraction = 0.8
     """gamma: the share of the measured slack that a syncer waits for the slower learners. It waits no less
     than answers take to arrive, whatever gamma is, also where tau steps are shorter than an answer's way."""
     grace_cap_s: Annotated[float, Meta(ge=0, le=600)] = 30.0
@@ -272,7 +279,7 @@ class SyncSection(Section, kw_only=True):
 
 class OuterSection(Section, kw_only=True):
     learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
-    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.8
+    momentum: Fraction = 0.8
     momentum_warmup_merges: Natural = 20
     """Momentum grows linearly from 0 over a fragment's first merges. 0 costs a short run about 9 % loss."""
     merge: Literal["rda", "mean"] = "rda"
@@ -327,7 +334,7 @@ class WeightSection(Section, kw_only=True):
     the others' direction round, from three members on. But an honest learner five times as fast as three
     others is cut, too, which cost 8 % of the loss: so in runs by invite or list H inner steps weigh in full,
     within `most_units`, and in open runs of unlike machines 0.5 or more is better. 1: `most_units` alone."""
-    open_share: Annotated[float, Meta(ge=0, lt=1)] = 0.25
+    open_share: Fraction = 0.25
     """Share of a merge that all learners without a seat have at most, together. Larger: volunteers count for
     more, and so does whoever comes with a thousand names. Three seats and 1,000 volunteers learn at 0.25 like
     5 equal learners, at 0.5 like 12, at 0.75 like 47. Beside three seats a crowd that sends the last update
@@ -391,8 +398,8 @@ class Manifest(Section, kw_only=True):
     audit: AuditSection = AuditSection()
     end: EndSection = EndSection()
     export: ExportSection = ExportSection()
-    """The last five, `data.begin_of_document` and what `admission` has beside `mode` are not in the canonical
-    bytes where they say nothing: runs from before them keep their ids."""
+    """What came later is not in the canonical bytes where it says nothing (`_CAME_LATER`): runs from before
+    keep their ids."""
 
 
 # Canonical bytes: in, out, and rules between keys.
@@ -402,7 +409,8 @@ DECODING = (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError)
 """Errors of a decoder that is given garbage: bad UTF-8, numbers out of range and deep nesting are not
 msgspec's own."""
 
-_encoder = msgpack.Encoder(order="deterministic")
+T = TypeVar("T")
+_encoder = msgpack.Encoder()
 _decoder = msgpack.Decoder(Manifest, strict=True)
 
 
@@ -451,6 +459,11 @@ def broken_rule(manifest: Manifest) -> str | None:
             if name not in ("chat_template", "dtype", "context_tokens")
         ),
     )
+    return first_broken(rules)
+
+
+def first_broken(rules: Iterable[tuple[object, str]]) -> str | None:
+    """Find the first sentence whose rule does not hold."""
     return next((sentence for holds, sentence in rules if not holds), None)
 
 
@@ -464,32 +477,28 @@ def _is_object(text: str) -> bool:
 def canonical_bytes(manifest: Manifest) -> bytes:
     """The one encoding of a manifest (msgpack, every field, schema order, the task's keys sorted): what is
     signed and hashed. Without what came later and says nothing, as in runs that are older."""
-    data = _without_quiet(manifest.data, {"begin_of_document": ""})
-    export = _without_quiet(manifest.export, {"dtype": ExportSection().dtype, "context_tokens": 0})
-    admission = _without_quiet(manifest.admission, {"seats": (), "recovery": ""})
-    told = {"data": data, "admission": admission, "export": export}
-    return _encoder.encode(_without_quiet(manifest, _CAME_LATER, **told))
+    told: Values = msgspec.to_builtins(manifest)
+    told["model"] = dict(sorted(manifest.model.items()))
+    for name, keys in _CAME_LATER.items():
+        section = getattr(manifest, name)
+        usual = type(section)()
+        for key in keys:
+            if getattr(section, key) == getattr(usual, key):
+                del told[name][key]
+        if section == usual and name != "data":
+            del told[name]
+    return _encoder.encode(told)
 
 
 _CAME_LATER = {
-    "admission": AdmissionSection(),
-    "weight": WeightSection(),
-    "audit": AuditSection(),
-    "end": EndSection(),
-    "export": ExportSection(),
+    "data": ("begin_of_document",),
+    "admission": ("seats", "recovery"),
+    "weight": (),
+    "audit": (),
+    "end": (),
+    "export": ("dtype", "context_tokens"),
 }
-
-
-def _without_quiet(section: Struct, quiet: Mapping[str, object], **encoded: Struct) -> Struct:
-    """Make a struct of the fields of a section whose values are not these; `encoded`: instead of its own."""
-    values = {name: getattr(section, name) for name in section.__struct_fields__}
-    told = tuple(name for name, value in values.items() if value != quiet.get(name))
-    return _with(told)(*map((values | encoded).__getitem__, told))
-
-
-@functools.cache
-def _with(fields: tuple[str, ...]) -> type[Struct]:
-    return msgspec.defstruct("ToldManifest", fields)
+"""Keys that runs from before them do not have, by table; all of these tables but `data` came later, too."""
 
 
 @functools.cache
@@ -515,18 +524,22 @@ def manifest_from_canonical(data: bytes) -> Manifest:
         RemoteError: "manifest-oversized", "manifest-garbage" (not a manifest, or not its canonical
             encoding), "manifest-invalid" (a rule between keys is broken).
     """
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise RemoteError("manifest-oversized", f"{len(data)} bytes")
-    try:
-        manifest = _decoder.decode(data)
-    except DECODING as error:
-        raise RemoteError("manifest-garbage", str(error)) from error
+    manifest = _decoded(_decoder, data, MAX_MANIFEST_BYTES)
     if canonical_bytes(manifest) != data:
         raise RemoteError("manifest-garbage", "not the canonical encoding of this version of p2pdiloco")
     broken = broken_rule(manifest)
     if broken:
         raise RemoteError("manifest-invalid", broken)
     return manifest
+
+
+def _decoded(decoder: msgpack.Decoder[T], data: bytes, most: int) -> T:
+    if len(data) > most:
+        raise RemoteError("manifest-oversized", f"{len(data)} bytes")
+    try:
+        return decoder.decode(data)
+    except DECODING as error:
+        raise RemoteError("manifest-garbage", str(error)) from error
 
 
 def render_toml(manifest: Manifest, section: type[ModelSection]) -> str:
@@ -583,10 +596,8 @@ class Key(Frozen):
 def keys_of(struct: type[Struct], section: str = "") -> dict[str, Key]:
     """List all keys of a struct, by path, in their order; fields that are structs become tables (one
     level)."""
-    info = inspect.type_info(struct)
-    assert isinstance(info, inspect.StructType)
     found: dict[str, Key] = {}
-    for field in info.fields:
+    for field in _fields_of(struct):
         if isinstance(field.type, inspect.StructType):
             found |= keys_of(field.type.cls, field.encode_name)
         elif isinstance(field.type, inspect.DictType):
@@ -599,9 +610,14 @@ def keys_of(struct: type[Struct], section: str = "") -> dict[str, Key]:
 
 def tables_of(struct: type[Struct]) -> dict[str, type[Struct]]:
     """The fields of a struct that are tables, by name, in their order."""
+    fields = _fields_of(struct)
+    return {f.encode_name: f.type.cls for f in fields if isinstance(f.type, inspect.StructType)}
+
+
+def _fields_of(struct: type[Struct]) -> tuple[inspect.Field, ...]:
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
-    return {f.encode_name: f.type.cls for f in info.fields if isinstance(f.type, inspect.StructType)}
+    return info.fields
 
 
 def words_for(kind: inspect.Type) -> str:
@@ -779,7 +795,6 @@ class SignedManifest(Frozen, array_like=True, forbid_unknown_fields=True):
     signature: Annotated[bytes, Meta(max_length=128)]
 
 
-_signing_encoder = msgpack.Encoder()
 _signing_decoder = msgpack.Decoder(SignedManifest, strict=True)
 
 
@@ -822,7 +837,7 @@ def check_signature(signed: SignedManifest, crypto_verify: Verify) -> None:
 
 def encode_signed(signed: SignedManifest) -> bytes:
     """Encode for the wire (at most `MAX_SIGNED_BYTES`)."""
-    return _signing_encoder.encode(signed)
+    return _encoder.encode(signed)
 
 
 def decode_signed(data: bytes) -> SignedManifest:
@@ -831,12 +846,7 @@ def decode_signed(data: bytes) -> SignedManifest:
     Raises:
         RemoteError: "manifest-oversized" or "manifest-garbage".
     """
-    if len(data) > MAX_SIGNED_BYTES:
-        raise RemoteError("manifest-oversized", f"{len(data)} bytes")
-    try:
-        return _signing_decoder.decode(data)
-    except DECODING as error:
-        raise RemoteError("manifest-garbage", str(error)) from error
+    return _decoded(_signing_decoder, data, MAX_SIGNED_BYTES)
 
 
 def save_signed(path: Path, signed: SignedManifest) -> None:
@@ -886,4 +896,4 @@ def load_signed(path: Path, crypto_verify: Verify) -> tuple[SignedManifest, Mani
 def _covered(domain: str, signed: SignedManifest) -> bytes:
     """Bytes that signature and run id cover: all fields but the signature, under a domain separator."""
     fields = (signed.owner, signed.manifest, signed.genesis_digest)
-    return b"p2pdiloco/1/" + domain.encode() + b"\0" + _signing_encoder.encode(fields)
+    return b"p2pdiloco/1/" + domain.encode() + b"\0" + _encoder.encode(fields)

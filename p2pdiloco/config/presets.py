@@ -36,8 +36,10 @@ from p2pdiloco.config.manifest import (
     ImageSection,
     InnerSection,
     Manifest,
+    ModelSection,
     OuterSection,
     RunSection,
+    Section,
     SyncSection,
     table,
     vocabulary_for,
@@ -142,41 +144,37 @@ MUON_LONG_SHARE = 0.5
 2800 steps."""
 
 
-class TriedBounds(Frozen):
-    """Bounds within which a swarm was compared with data parallel. Beyond them nothing was measured."""
+# Bounds within which a swarm was compared with data parallel. Beyond them nothing was measured.
 
-    learners: int = 8
-    steps: int = 2800
-    """Inner steps of every learner."""
-    inner_steps: int = 100
-    """H."""
-    numel: int = 3_230_000
-    tasks: tuple[str, ...] = ("causal-lm", "image-classification")
-    experts: int = 4
-    muon_task: str = "causal-lm"
-    """Task on which Muon was compared; everything else was measured with AdamW."""
-    codecs: tuple[str, ...] = ("fp32", "bf16", "int8", "e3m0")
-    """Codecs that were measured, or (the first two) lose less than those."""
-    keep_in_flight: tuple[float, ...] = (0.0, 1.0)
-    quorum: int = 1
-    learning_rates: tuple[float, float] = (0.35, 1.5)
-    """Outer learning rates, lowest and highest."""
-    momentum: float = 0.9
-    short_merges: int = 29
-    """Outer steps of each fragment with which a swarm ended 3 to 6 % behind, but for large inner steps."""
-    level_step_tokens: int = 8192
-    level_beta1: float = 0.8
-    level_task: str = "causal-lm"
-    level_optimizer: str = "adamw"
-    """Optimizer with which, and with `level_step_tokens` a learner, a swarm was within 1 % after
-    `short_merges` on `level_task` (117 and 820 thousand parameters; with Muon only the smaller model was
-    measured)."""
-    level_merges: int = 116
-    """Outer steps of each fragment with which a swarm was level, or up to 2.5 % behind (the larger model with
-    Muon)."""
-
-
-TRIED = TriedBounds()
+TRIED_LEARNERS = 8
+TRIED_STEPS = 2800
+"""Inner steps of every learner."""
+TRIED_INNER_STEPS = 100
+"""H."""
+TRIED_NUMEL = 3_230_000
+TRIED_TASKS = ("causal-lm", "image-classification")
+TRIED_EXPERTS = 4
+TRIED_MUON_TASK = "causal-lm"
+"""Task on which Muon was compared; everything else was measured with AdamW."""
+TRIED_CODECS = ("fp32", "bf16", "int8", "e3m0")
+"""Codecs that were measured, or (the first two) lose less than those."""
+TRIED_KEEP_IN_FLIGHT = (0.0, 1.0)
+TRIED_QUORUM = 1
+TRIED_LEARNING_RATES = (0.35, 1.5)
+"""Outer learning rates, lowest and highest."""
+TRIED_MOMENTUM = 0.9
+TRIED_SHORT_MERGES = 29
+"""Outer steps of each fragment with which a swarm ended 3 to 6 % behind, but for large inner steps."""
+TRIED_LEVEL_STEP_TOKENS = 8192
+TRIED_LEVEL_BETA1 = 0.8
+TRIED_LEVEL_TASK = "causal-lm"
+TRIED_LEVEL_OPTIMIZER = "adamw"
+"""Optimizer with which, and with so many tokens in a learner's step, a swarm was within 1 % after
+`TRIED_SHORT_MERGES` on that task (117 and 820 thousand parameters; with Muon only the smaller model was
+measured)."""
+TRIED_LEVEL_MERGES = 116
+"""Outer steps of each fragment with which a swarm was level, or up to 2.5 % behind (the larger model with
+Muon)."""
 
 
 class OuterRule(NamedTuple):
@@ -338,32 +336,32 @@ def warnings_about(manifest: Manifest, numel: int = 0, ids: int = 0) -> list[str
 
 
 def _beyond(manifest: Manifest, numel: int) -> list[str]:
-    """List the values outside `TRIED`, each with its bound."""
+    """List the values outside the bounds that were tried, each with its bound."""
     inner, sync, outer, codec = manifest.inner, manifest.sync, manifest.outer, manifest.codec
     learners, steps = manifest.group.expected_members, inner_steps_of(manifest)
     task, experts = manifest.run.task, manifest.model.get("experts", 0)
-    codecs = sorted({codec.contribution, codec.update} - set(TRIED.codecs))
-    low, high = TRIED.learning_rates
+    codecs = sorted({codec.contribution, codec.update} - set(TRIED_CODECS))
+    low, high = TRIED_LEARNING_RATES
     with_muon = inner.optimizer == "muon"
     rules = (
-        (learners > TRIED.learners, f"{learners} members ({TRIED.learners} at most)"),
-        (steps > TRIED.steps, f"{steps} inner steps ({TRIED.steps})"),
-        (sync.inner_steps > TRIED.inner_steps, f"sync.inner_steps {sync.inner_steps} ({TRIED.inner_steps})"),
-        (numel > TRIED.numel, f"{numel / 1e6:.3g} M parameters ({TRIED.numel / 1e6:g} M)"),
-        (task not in TRIED.tasks, f"task {task} ({_all(TRIED.tasks)})"),
-        (isinstance(experts, int) and experts > TRIED.experts, f"{experts} experts ({TRIED.experts})"),
-        (with_muon and task != TRIED.muon_task, f"Muon with task {task} ({TRIED.muon_task})"),
-        (bool(codecs), f"codec {_all(codecs)} ({_all(TRIED.codecs)})"),
+        (learners > TRIED_LEARNERS, f"{learners} members ({TRIED_LEARNERS} at most)"),
+        (steps > TRIED_STEPS, f"{steps} inner steps ({TRIED_STEPS})"),
+        (sync.inner_steps > TRIED_INNER_STEPS, f"sync.inner_steps {sync.inner_steps} ({TRIED_INNER_STEPS})"),
+        (numel > TRIED_NUMEL, f"{numel / 1e6:.3g} M parameters ({TRIED_NUMEL / 1e6:g} M)"),
+        (task not in TRIED_TASKS, f"task {task} ({_all(TRIED_TASKS)})"),
+        (isinstance(experts, int) and experts > TRIED_EXPERTS, f"{experts} experts ({TRIED_EXPERTS})"),
+        (with_muon and task != TRIED_MUON_TASK, f"Muon with task {task} ({TRIED_MUON_TASK})"),
+        (bool(codecs), f"codec {_all(codecs)} ({_all(TRIED_CODECS)})"),
         (
-            sync.keep_in_flight not in TRIED.keep_in_flight,
-            f"sync.keep_in_flight {sync.keep_in_flight:g} ({_all(TRIED.keep_in_flight)})",
+            sync.keep_in_flight not in TRIED_KEEP_IN_FLIGHT,
+            f"sync.keep_in_flight {sync.keep_in_flight:g} ({_all(TRIED_KEEP_IN_FLIGHT)})",
         ),
-        (sync.quorum > TRIED.quorum, f"sync.quorum {sync.quorum} ({TRIED.quorum})"),
+        (sync.quorum > TRIED_QUORUM, f"sync.quorum {sync.quorum} ({TRIED_QUORUM})"),
         (
             not low <= outer.learning_rate <= high,
             f"outer.learning_rate {outer.learning_rate:g} ({low:g} to {high:g})",
         ),
-        (outer.momentum > TRIED.momentum, f"outer.momentum {outer.momentum:g} ({TRIED.momentum:g})"),
+        (outer.momentum > TRIED_MOMENTUM, f"outer.momentum {outer.momentum:g} ({TRIED_MOMENTUM:g})"),
     )
     return [words for holds, words in rules if holds]
 
@@ -377,7 +375,7 @@ def harmful_settings(manifest: Manifest) -> list[str]:
     ours, better = rule_of(outer), rule_for(steps, learners, sync.inner_steps)
     inner_warmup, usual = inner.warmup_tokens * steps // inner.schedule_tokens, warmup_steps(steps)
     rules = (
-        (merges <= TRIED.short_merges, _shortness(manifest, merges)),
+        (merges <= TRIED_SHORT_MERGES, _shortness(manifest, merges)),
         (
             outer.momentum >= 0.5
             and ours != GENTLE
@@ -398,7 +396,7 @@ def harmful_settings(manifest: Manifest) -> list[str]:
             f"outer.momentum_warmup_merges = {momentum_warmup(merges)} was better",
         ),
         (
-            steps <= TRIED.steps and 2 * inner_warmup < usual,
+            steps <= TRIED_STEPS and 2 * inner_warmup < usual,
             f"the inner learning rate warms up over {inner_warmup} steps: with delays so short a warm-up "
             f"cost 8 %; inner.warmup_tokens = {usual * inner.schedule_tokens // max(1, steps)} is usual",
         ),
@@ -450,19 +448,19 @@ def likely_slips(manifest: Manifest) -> list[str]:
 
 def _shortness(manifest: Manifest, merges: int) -> str:
     """Say what so few merges cost where they were tried."""
-    found = f"with {TRIED.short_merges} a swarm was 3 to 6 % behind data parallel"
-    if merges < TRIED.short_merges:
+    found = f"with {TRIED_SHORT_MERGES} a swarm was 3 to 6 % behind data parallel"
+    if merges < TRIED_SHORT_MERGES:
         found += ", with fewer mostly more"
-    elif manifest.run.task == TRIED.muon_task and manifest.inner.optimizer == "muon":
+    elif manifest.run.task == TRIED_MUON_TASK and manifest.inner.optimizer == "muon":
         found += " with Muon, too (level with data parallel with AdamW, or up to 4 % lower)"
-    elif manifest.run.task == TRIED.level_task and manifest.inner.optimizer == TRIED.level_optimizer:
+    elif manifest.run.task == TRIED_LEVEL_TASK and manifest.inner.optimizer == TRIED_LEVEL_OPTIMIZER:
         found += (
-            f" (within 1 % in two small models with inner.tokens_per_step {TRIED.level_step_tokens} and "
-            f"inner.beta1 {TRIED.level_beta1:g})"
+            f" (within 1 % in two small models with inner.tokens_per_step {TRIED_LEVEL_STEP_TOKENS} and "
+            f"inner.beta1 {TRIED_LEVEL_BETA1:g})"
         )
     return (
         f"the schedule is about {merges} outer steps of each fragment long: {found}, with "
-        f"{TRIED.level_merges} 0 to 2.5 %; make it longer, or sync.inner_steps smaller"
+        f"{TRIED_LEVEL_MERGES} 0 to 2.5 %; make it longer, or sync.inner_steps smaller"
     )
 
 
@@ -488,154 +486,129 @@ ADAMW_RATE = 2e-3
 ADAMW_RATES = {6e-3: ADAMW_RATE, 3e-3: 1e-3}
 """Rates with AdamW by the preset's with Muon, where they differ."""
 
-MICRO = with_outer(
-    Manifest(
-        run=RunSection(name="micro"),
-        model=table(CausalLMSection(layers=2, heads=2, width=32, context_tokens=64)),
-        inner=InnerSection(
-            learning_rate=3e-3, warmup_tokens=15_360, schedule_tokens=153_600, tokens_per_step=256
-        ),
-        sync=SyncSection(fragments=4, inner_steps=8, delay_steps=4),
-        group=GroupSection(term_versions=8),
-        end=EndSection(learners="go-on"),  # it is over within seconds
-    )
+
+def _preset(name: str, model: ModelSection, **tables: Section) -> Manifest:
+    task = "image-classification" if isinstance(model, ImageSection) else "causal-lm"
+    whole = Manifest(run=RunSection(name=name, task=task), model=table(model), **tables)  # type: ignore[arg-type]
+    return with_outer(whole)
+
+
+MICRO = _preset(
+    "micro",
+    CausalLMSection(layers=2, heads=2, width=32, context_tokens=64),
+    inner=InnerSection(
+        learning_rate=3e-3, warmup_tokens=15_360, schedule_tokens=153_600, tokens_per_step=256
+    ),
+    sync=SyncSection(fragments=4, inner_steps=8, delay_steps=4),
+    group=GroupSection(term_versions=8),
+    end=EndSection(learners="go-on"),  # it is over within seconds
 )
 
-TINY = with_outer(
-    Manifest(
-        run=RunSection(name="tiny"),
-        model=table(CausalLMSection(layers=4, heads=4, width=128, context_tokens=128)),
-        # With Muon swarms end 6 to 7 % lower after 700 steps, and half of data parallel's best rate is theirs
-        # (docs/results.md).
-        inner=InnerSection(
-            optimizer="muon",
-            learning_rate=6e-3,
-            beta1=0.8,
-            warmup_tokens=212_992,
-            schedule_tokens=2_150_400,
-            tokens_per_step=1024,
-        ),
-        sync=SyncSection(fragments=8, inner_steps=24, delay_steps=8),
-        group=GroupSection(term_versions=8),
-    )
+TINY = _preset(
+    "tiny",
+    CausalLMSection(layers=4, heads=4, width=128, context_tokens=128),
+    # With Muon swarms end 6 to 7 % lower after 700 steps, and half of data parallel's best rate is theirs
+    # (docs/results.md).
+    inner=InnerSection(
+        optimizer="muon",
+        learning_rate=6e-3,
+        beta1=0.8,
+        warmup_tokens=212_992,
+        schedule_tokens=2_150_400,
+        tokens_per_step=1024,
+    ),
+    sync=SyncSection(fragments=8, inner_steps=24, delay_steps=8),
+    group=GroupSection(term_versions=8),
 )
 
-TINY_MOE = with_outer(
-    Manifest(
-        run=RunSection(name="tiny-moe"),
-        model=table(
-            CausalLMSection(layers=4, heads=4, width=128, hidden_width=176, context_tokens=128, experts=4)
-        ),
-        inner=TINY.inner,
-        sync=TINY.sync,
-        group=TINY.group,
-    )
+TINY_MOE = _preset(
+    "tiny-moe",
+    CausalLMSection(layers=4, heads=4, width=128, hidden_width=176, context_tokens=128, experts=4),
+    inner=TINY.inner,
+    sync=TINY.sync,
+    group=TINY.group,
 )
 
-SMALL = with_outer(
-    Manifest(
-        run=RunSection(name="small"),
-        model=table(CausalLMSection(layers=6, heads=6, width=384, context_tokens=256)),
-        # After 1000 steps of a swarm Muon, H = 100, ended 7 % below AdamW, H = 24 (docs/results.md).
-        inner=InnerSection(
-            optimizer="muon",
-            learning_rate=3e-3,
-            warmup_tokens=3_000_000,
-            schedule_tokens=160_000_000,
-            tokens_per_step=8192,
-        ),
-        sync=SyncSection(fragments=12, inner_steps=48, delay_steps=6),
-    )
+SMALL = _preset(
+    "small",
+    CausalLMSection(layers=6, heads=6, width=384, context_tokens=256),
+    # After 1000 steps of a swarm Muon, H = 100, ended 7 % below AdamW, H = 24 (docs/results.md).
+    inner=InnerSection(
+        optimizer="muon",
+        learning_rate=3e-3,
+        warmup_tokens=3_000_000,
+        schedule_tokens=160_000_000,
+        tokens_per_step=8192,
+    ),
+    sync=SyncSection(fragments=12, inner_steps=48, delay_steps=6),
 )
 
-GPT2 = with_outer(
-    Manifest(
-        run=RunSection(name="gpt2"),
-        model=table(
-            CausalLMSection(layers=12, heads=12, width=768, context_tokens=1024, vocabulary=GPT2_IDS)
-        ),
-        # Muon's updates are as large as AdamW's. For models of this size and above 2502.16982 takes AdamW's
-        # rates; in swarms that was not tried.
-        inner=InnerSection(
-            optimizer="muon",
-            learning_rate=6e-4,
-            warmup_tokens=370_000_000,
-            schedule_tokens=26_000_000_000,
-            tokens_per_step=65_536,
-        ),
-        sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
-    )
+GPT2 = _preset(
+    "gpt2",
+    CausalLMSection(layers=12, heads=12, width=768, context_tokens=1024, vocabulary=GPT2_IDS),
+    # Muon's updates are as large as AdamW's. For models of this size and above 2502.16982 takes AdamW's
+    # rates; in swarms that was not tried.
+    inner=InnerSection(
+        optimizer="muon",
+        learning_rate=6e-4,
+        warmup_tokens=370_000_000,
+        schedule_tokens=26_000_000_000,
+        tokens_per_step=65_536,
+    ),
+    sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
 )
 
-GPT2_MEDIUM = with_outer(
-    Manifest(
-        run=RunSection(name="350m"),
-        model=table(
-            CausalLMSection(layers=24, heads=16, width=1024, context_tokens=1024, vocabulary=GPT2_IDS)
-        ),
-        inner=InnerSection(
-            optimizer="muon",
-            learning_rate=3e-4,
-            warmup_tokens=730_000_000,
-            schedule_tokens=52_000_000_000,
-            tokens_per_step=131_072,
-        ),
-        sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
-    )
+GPT2_MEDIUM = _preset(
+    "350m",
+    CausalLMSection(layers=24, heads=16, width=1024, context_tokens=1024, vocabulary=GPT2_IDS),
+    inner=InnerSection(
+        optimizer="muon",
+        learning_rate=3e-4,
+        warmup_tokens=730_000_000,
+        schedule_tokens=52_000_000_000,
+        tokens_per_step=131_072,
+    ),
+    sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
 )
 
-LARGEST = with_outer(
-    Manifest(
-        run=RunSection(name="1.3b"),
-        model=table(
-            CausalLMSection(
-                layers=24,
-                heads=16,
-                key_value_heads=8,
-                width=2048,
-                context_tokens=2048,
-                vocabulary=GPT2_IDS,
-                hidden_width=5632,
-                tied_head=False,
-            )
-        ),
-        inner=InnerSection(
-            optimizer="muon",
-            learning_rate=2e-4,
-            warmup_tokens=2_100_000_000,
-            schedule_tokens=105_000_000_000,
-            tokens_per_step=262_144,
-        ),
-        sync=SyncSection(fragments=48, inner_steps=100, delay_steps=6),
-    )
+LARGEST = _preset(
+    "1.3b",
+    CausalLMSection(
+        layers=24,
+        heads=16,
+        key_value_heads=8,
+        width=2048,
+        context_tokens=2048,
+        vocabulary=GPT2_IDS,
+        hidden_width=5632,
+        tied_head=False,
+    ),
+    inner=InnerSection(
+        optimizer="muon",
+        learning_rate=2e-4,
+        warmup_tokens=2_100_000_000,
+        schedule_tokens=105_000_000_000,
+        tokens_per_step=262_144,
+    ),
+    sync=SyncSection(fragments=48, inner_steps=100, delay_steps=6),
 )
 
-DIGITS = with_outer(
-    Manifest(
-        run=RunSection(name="digits", task="image-classification"),
-        model=table(
-            ImageSection(classes=10, image_pixels=8, channels=1, layers=2, width=64, heads=4, patch_pixels=2)
-        ),
-        data=DataSection(heldout_percent=20),
-        inner=InnerSection(
-            learning_rate=2e-3, warmup_tokens=7_680, schedule_tokens=76_800, tokens_per_step=64
-        ),
-        sync=SyncSection(fragments=4, inner_steps=16, delay_steps=4),
-        group=GroupSection(term_versions=8),
-    )
+DIGITS = _preset(
+    "digits",
+    ImageSection(classes=10, image_pixels=8, channels=1, layers=2, width=64, heads=4, patch_pixels=2),
+    data=DataSection(heldout_percent=20),
+    inner=InnerSection(learning_rate=2e-3, warmup_tokens=7_680, schedule_tokens=76_800, tokens_per_step=64),
+    sync=SyncSection(fragments=4, inner_steps=16, delay_steps=4),
+    group=GroupSection(term_versions=8),
 )
 
-DIGITS_CNN = with_outer(
-    Manifest(
-        run=RunSection(name="digits-cnn", task="image-classification"),
-        model=table(
-            ImageSection(architecture="cnn", classes=10, image_pixels=8, channels=1, layers=1, width=16)
-        ),
-        data=DIGITS.data,
-        inner=DIGITS.inner,
-        sync=DIGITS.sync,
-        group=DIGITS.group,
-    )
+DIGITS_CNN = _preset(
+    "digits-cnn",
+    ImageSection(architecture="cnn", classes=10, image_pixels=8, channels=1, layers=1, width=16),
+    data=DIGITS.data,
+    inner=DIGITS.inner,
+    sync=DIGITS.sync,
+    group=DIGITS.group,
 )
 
 PRESETS = {

@@ -443,7 +443,7 @@ def check_node(settings: NodeSettings, was_here: bool = False) -> NodeSettings:
     Raises:
         ConfigError: one clear sentence naming the flag.
     """
-    _check_addresses(settings.join, settings.listen, settings.announce)
+    _check_addresses(settings)
     parse_web(settings.web)
     memory = parse_size(settings.max_memory, "--max-memory")
     if 0 < memory < LEAST_MEMORY:
@@ -478,7 +478,7 @@ def check_node(settings: NodeSettings, was_here: bool = False) -> NodeSettings:
 
 def check_bootstrap(settings: BootstrapSettings) -> BootstrapSettings:
     """Check a bootstrap's settings as `check_node` does a node's."""
-    _check_addresses(settings.join, settings.listen, settings.announce)
+    _check_addresses(settings)
     rates(settings)
     for path in settings.run_files():
         # Names are not sure: anybody may list another run by the same one.
@@ -493,7 +493,7 @@ def check_bootstrap(settings: BootstrapSettings) -> BootstrapSettings:
     return replace(settings, data_dir=expanded(settings.data_dir))
 
 
-def rates(settings: NodeSettings | BootstrapSettings) -> tuple[float, float]:
+def rates(settings: OwnLimits | BootstrapSettings) -> tuple[float, float]:
     """Upload and download that are allowed, in bits per second; 0 is no limit.
 
     Raises:
@@ -504,10 +504,10 @@ def rates(settings: NodeSettings | BootstrapSettings) -> tuple[float, float]:
     )
 
 
-def _check_addresses(join: tuple[str, ...], listen: tuple[str, ...], announce: tuple[str, ...]) -> None:
-    for address in join:
+def _check_addresses(settings: NodeSettings | BootstrapSettings) -> None:
+    for address in settings.join:
         check_join_address(address)
-    for flag, addresses in (("--listen", listen), ("--announce", announce)):
+    for flag, addresses in (("--listen", settings.listen), ("--announce", settings.announce)):
         for address in addresses:
             check_multiaddr(address, flag)
             if "/p2p/" in address:
@@ -657,9 +657,10 @@ class Bounds(Frozen, kw_only=True):
 
 def bounds_of(limits: OwnLimits) -> Bounds:
     """Parse limits. Raises: ConfigError (names the flag)."""
+    upload, download = rates(limits)
     return Bounds(
-        upload_bits_per_s=parse_rate(limits.max_upload, "--max-upload"),
-        download_bits_per_s=parse_rate(limits.max_download, "--max-download"),
+        upload_bits_per_s=upload,
+        download_bits_per_s=download,
         transfer_bytes=_transfer_bytes(limits.max_transfer),
         min_step_s=limits.min_step_s,
         hours=parse_hours(limits.hours),

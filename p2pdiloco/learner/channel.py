@@ -30,6 +30,7 @@ MAX_SHARDS = 1024
 MAX_EPOCH = 1_000_000
 """Latest epoch that is believed: a later one is nobody's honest epoch."""
 
+Epoch = Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
 Text = Annotated[str, Meta(max_length=4096)]
 InstallMode = Literal["merged", "rebase", "overwrite"]
 RestoreMode = Literal["all", "rest", "none"]
@@ -57,7 +58,7 @@ class DataShare(Frozen):
 
     data: Annotated[str, Meta(max_length=64)]
     """Identity of the data: others may read something else."""
-    epoch: Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
+    epoch: Epoch
     taken: Annotated[bytes, Meta(max_length=MAX_SHARDS // 8)]
     """Bits, one for every shard of the epoch: 1 if somebody has begun it."""
     readers: tuple[str, ...] = ()
@@ -66,7 +67,25 @@ class DataShare(Frozen):
     """Number of shards of an epoch; sent by the learner only. Bits of `taken` beyond so many are 0."""
 
 
-class LearnerOptions(Frozen, kw_only=True):
+class PassOptions(Frozen):
+    """Node-local choices about forward and backward passes (`learner.inner_step`)."""
+
+    micro_batch_tokens: int = 0
+    """Tokens of one pass, to begin with; 0: the whole step, within a bound on an accelerator. Halved for as
+    long as memory does not suffice."""
+    halvings: int = 0
+    """Times that the tokens of a pass were halved already, since earlier processes ended for lack of memory
+    (`learner.lifeline.EXIT_TOO_LARGE`)."""
+    compile: Compile = "never"
+    """Compiling of passes (`learner.inner_step.Forms`): "auto", where it pays, after some inner steps;
+    "always", at the first one. What cannot be compiled is trained as it is."""
+    compile_cache: Path | None = None
+    """Folder for compiled code; None: torch's own."""
+    precision: str = "auto"
+    """Arithmetic of the passes: "auto", bf16 where the device is fast at it, or "fp32"."""
+
+
+class LearnerOptions(PassOptions, kw_only=True):
     """Node-local choices for the learner process."""
 
     peer: str
@@ -87,19 +106,6 @@ class LearnerOptions(Frozen, kw_only=True):
     (`learner.ranks`)."""
     shard: str = "auto"
     """Sharing of the parameters among these processes: auto, never, always (`learner.optimizer.shard`)."""
-    precision: str = "auto"
-    """Arithmetic of forward and backward passes: "auto", bf16 where the device is fast at it, or "fp32"."""
-    compile: Compile = "never"
-    """Compiling of passes (`learner.inner_step.Forms`): "auto", where it pays, after some inner steps;
-    "always", at the first one. What cannot be compiled is trained as it is."""
-    compile_cache: Path | None = None
-    """Folder for compiled code; None: torch's own."""
-    micro_batch_tokens: int = 0
-    """Tokens of one pass, to begin with; 0: the whole step, within a bound on an accelerator. Halved for as
-    long as memory does not suffice."""
-    halvings: int = 0
-    """Times that the tokens of a pass were halved already, since earlier processes ended for lack of memory
-    (`learner.lifeline.EXIT_TOO_LARGE`)."""
     niceness: int = 10
     """Niceness while the learner trains, not while it starts: a daemon on the same cores stays responsive,
     and so does the user's machine."""

@@ -40,7 +40,7 @@ occupies the slot of *this* learner process, and `FreeSlot` or merged only when 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from msgspec import Struct
@@ -50,7 +50,7 @@ from p2pdiloco.core.api.versions import Stride
 from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.learner.optimizer import HeldParameters
-from p2pdiloco.tensors.layout import Exchange, FragmentLayout, scatter
+from p2pdiloco.tensors.layout import Exchange, Layouts, TensorMap, scatter
 
 
 class FragmentCounters(Struct):
@@ -71,7 +71,7 @@ class Fragments:
     def __init__(
         self,
         held: HeldParameters,
-        layouts: Sequence[FragmentLayout],
+        layouts: Layouts,
         exchange: Exchange,
         bases: Sequence[BaseRef],
         inner_steps: int,
@@ -83,7 +83,8 @@ class Fragments:
         self.held = held
         self.layouts = layouts
         self._exchange = exchange
-        self._period = inner_steps
+        self.period = inner_steps
+        """Inner steps between two copies of a fragment (H)."""
         self._rho = keep_in_flight
         self.bases = list(bases)
         self.counters = [
@@ -112,7 +113,7 @@ class Fragments:
         """Contribute to every `every`-th version only, from now on."""
         self._every = every
         for stride in self._strides:
-            stride.rarer(every * self._period)
+            stride.rarer(every * self.period)
 
     def hold(self, held: HeldParameters) -> None:
         """Take theta from there, from now on: the same, held in another way."""
@@ -132,12 +133,12 @@ class Fragments:
         """Copy out every fragment that is due and whose slot is free."""
         copies = []
         for index, counters in enumerate(self.counters):
-            if counters.steps_since_base < self._period or not self._portion(index):
+            if counters.steps_since_base < self.period or not self._portion(index):
                 continue
-            if self._every > 1 and self._steps_since_copy[index] < self._every * self._period:
+            if self._every > 1 and self._steps_since_copy[index] < self._every * self.period:
                 continue
             if counters.slot_in_use:
-                self.deferred_copies += counters.steps_since_base == self._period
+                self.deferred_copies += counters.steps_since_base == self.period
                 continue
             copies.append(self._copy(index, inner_step, due=True))
         return copies
@@ -160,7 +161,7 @@ class Fragments:
         if counters.slot_in_use or not self._portion(fragment):
             return NothingToCopy(fragment, counters.slot_in_use)
         # Rounds of the others come half an interval before or after our own count.
-        if self._every > 1 and self._steps_since_copy[fragment] < (self._every - 0.5) * self._period:
+        if self._every > 1 and self._steps_since_copy[fragment] < (self._every - 0.5) * self.period:
             return NothingToCopy(fragment, slot_in_use=False)
         copied = self._copy(fragment, inner_step, due=False)
         counters.steps_since_base -= under_way
@@ -174,8 +175,8 @@ class Fragments:
         self._strides[fragment].given_up(self._steps)
         if not_finite:
             return
-        counters.steps_since_base = max(counters.steps_since_base, self._period)
-        self._steps_since_copy[fragment] = max(self._steps_since_copy[fragment], self._every * self._period)
+        counters.steps_since_base = max(counters.steps_since_base, self.period)
+        self._steps_since_copy[fragment] = max(self._steps_since_copy[fragment], self._every * self.period)
 
     @torch.no_grad()
     def install(self, command: Install) -> None:
@@ -189,7 +190,7 @@ class Fragments:
             invariant(counters.slot_in_use, f"fragment {index}: merged, but nothing is copied out")
             self._keep_in_flight(index, theta, new_base)
             # Theirs were copied out when ours were; after an absence their work of that time is merged.
-            self._steps_of_others[index] = min(self._steps_since_copy[index], self._period)
+            self._steps_of_others[index] = min(self._steps_since_copy[index], self.period)
         elif mode == "rebase":
             move = new_base - self._exchange.base(index, old.buffer)
             theta.add_(move)
@@ -213,11 +214,6 @@ class Fragments:
             if not sent[piece.fragment_offset :][: piece.numel].isfinite().all()
         )
         return next(names, "")
-
-    @property
-    def period(self) -> int:
-        """Inner steps between two copies of a fragment (H)."""
-        return self._period
 
     def run_tokens(self, learners: int) -> int:
         """Tokens that the run has consumed, about; the mean over fragments.
@@ -255,7 +251,7 @@ class Fragments:
         theta = base if displacement is None else base - displacement
         self.held.scatter(theta, self.layouts[fragment])
 
-    def scatter_bases(self, params: Mapping[str, Tensor]) -> None:
+    def scatter_bases(self, params: TensorMap) -> None:
         """Put the global parameters (every fragment's current base) into another instance of the model."""
         for layout, base in zip(self.layouts, self.bases, strict=True):
             scatter(self._exchange.base(layout.index, base.buffer), layout, params)
@@ -309,7 +305,7 @@ class Fragments:
         if self._rho == 0:
             left = held_back or FragmentCounters()
             counters.unmerged_tokens, counters.unmerged_steps = left.unmerged_tokens, left.unmerged_steps
-            counters.steps_since_base %= self._period  # nothing to say at a date that passed in flight
+            counters.steps_since_base %= self.period  # nothing to say at a date that passed in flight
         else:
             counters.unmerged_tokens -= counters.sent_tokens
             counters.unmerged_steps -= counters.sent_steps

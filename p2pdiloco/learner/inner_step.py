@@ -22,27 +22,14 @@ from torch import Tensor, nn
 
 from p2pdiloco.config.settings import Compile
 from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.learner.channel import PassOptions
 from p2pdiloco.learner.lifeline import PassTooLarge
 from p2pdiloco.learner.optimizer import Optimizer, set_learning_rate
 from p2pdiloco.learner.ranks import autocast, give_memory_back, out_of_memory
 from p2pdiloco.tasks.task import Task
-from p2pdiloco.util import Frozen
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
-
-
-class PassOptions(Frozen):
-    """Choices about passes, as in `learner.channel.LearnerOptions`."""
-
-    micro_batch_tokens: int = 0
-    """Tokens of one pass; 0: `learner.ranks.micro_batch_tokens` decides."""
-    halvings: int = 0
-    """Times that they are halved, since earlier processes lacked memory for them."""
-    compile: Compile = "never"
-    compile_cache: str = ""
-    """Folder for compiled code; empty: torch's own."""
-    precision: str = "auto"
 
 
 class Passes:
@@ -73,33 +60,15 @@ class Passes:
             with autocast(self._device, bf16):
                 return task.loss(model, part)
 
-        self._forms = Forms(forward, self._parameters, choice, options.compile_cache)
+        self.forms = Forms(forward, self._parameters, choice, options.compile_cache)
         self._notes: list[str] = []
         if options.compile == "always" and together > 1:
             self._notes.append("torch.compile failed (not with sharded parameters): training without it")
 
-    def before_step(self, steps_left: float) -> None:
-        """Compile or record, if it is time to; nothing else computes on the device now."""
-        self._forms.before_step(steps_left)
-
-    @property
-    def compiles_now(self) -> bool:
-        """True: the next pass compiles, which takes long."""
-        return self._forms.compiles_now
-
-    def step_took(self, step_s: float) -> None:
-        """Take the length of the last inner step, by which forms of passes are judged."""
-        self._forms.step_took(step_s, self.made)
-
-    @property
-    def gradients_stay(self) -> bool:
-        """True: the step's gradients are in the same memory as those of the last one."""
-        return self._forms.is_replayed
-
     def take_notes(self) -> list[str]:
         """Remarks for a person since the last call."""
         notes, self._notes = self._notes, []
-        return notes + self._forms.take_notes()
+        return notes + self.forms.take_notes()
 
     def gradients(self, batch: Batch, whole: int) -> Tensor:
         """Put into every parameter's `grad` the gradient of the mean loss over a step of `whole` samples.
@@ -119,11 +88,11 @@ class Passes:
             except Exception as error:
                 problem = out_of_memory(error)
                 said = problem or first_line(error)
-                if not (problem or self._forms.leave(said)):
+                if not (problem or self.forms.leave(said)):
                     raise
             # Here the failed pass's tensors, which the error's traceback held, are gone. What is compiled may
             # need more than a pass as it is, which makes its loss in chunks.
-            if problem and (self.samples > 1 or not self._forms.leave(said)):
+            if problem and (self.samples > 1 or not self.forms.leave(said)):
                 self._halve(said)
 
     def _passes(self, batch: Batch, whole: int) -> Tensor:
@@ -134,7 +103,7 @@ class Passes:
             counts = len(part[0])
             if not counts:  # others have one more sample, and need us for its pass
                 part = tuple(tensor[:1].to(self._device) for tensor in batch)
-            total += self._forms.make_pass(part, counts / whole)
+            total += self.forms.make_pass(part, counts / whole)
             self.made += 1
         return total
 
@@ -145,7 +114,7 @@ class Passes:
                 f"a single sample of {before} tokens does not fit into the memory of {self._device}: {said}",
                 "this run needs a larger device",
             )
-        self._forms.begin_anew()
+        self.forms.begin_anew()
         give_memory_back(self._device)
         self.samples = (self.samples + 1) // 2
         after = self.samples * self._task.tokens_per_sample
@@ -199,9 +168,13 @@ class Forms:
     """
 
     def __init__(
-        self, forward: Callable[..., Tensor], parameters: Sequence[Tensor], choice: Compile, cache: str = ""
+        self,
+        forward: Callable[..., Tensor],
+        parameters: Sequence[Tensor],
+        choice: Compile,
+        cache: Path | None = None,
     ) -> None:
-        """`forward`: the loss of a pass's tensors; `cache`: folder for compiled code, empty: torch's own."""
+        """`forward`: the loss of a pass's tensors; `cache`: folder for compiled code, None: torch's own."""
         self._forward, self._parameters = forward, parameters
         self._device = parameters[0].device
         self._choice, self._cache = choice, cache
@@ -216,7 +189,7 @@ class Forms:
         self._alone = False
         """True: the last step was one pass."""
         self.is_replayed = False
-        """True: the last pass was replayed, so that gradients are where they always are."""
+        """True: the last pass was replayed: its gradients are in the same memory as those of the last one."""
         self._times_s: dict[Form, list[float]] = {}
         self._gain_is_told = False
         self.form = Form.PLAIN
@@ -301,7 +274,8 @@ class Forms:
         return sorted(times[UNTIMED_STEPS:])[TIMED_STEPS // 2]
 
     def _compile(self) -> None:
-        use_cache(self._cache)
+        if self._cache is not None:
+            use_cache(self._cache)
         self._shape = _shape(self._seen) if self._seen is not None else ()
         self.form = Form.COMPILED
 
@@ -350,17 +324,17 @@ def compiles_by_itself(device: torch.device) -> bool:
     return torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= VOLTA
 
 
-def use_cache(folder: str) -> None:
+def use_cache(folder: Path) -> None:
     """Let torch keep compiled code in this folder, unless its user named others, or the folder's path has a
     space or a quote: torch would split it in the command line of a C++ compiler, and nothing would compile.
     """
-    path = str(Path(folder).absolute())
+    path = str(folder.absolute())
     try:
         is_one_word = shlex.split(path) == [path]
     except ValueError:  # a quote without its other one
         is_one_word = False
-    for variable in CACHE_VARIABLES if folder and is_one_word else ():
-        os.environ.setdefault(variable, str(Path(folder) / variable.partition("_")[0].lower()))
+    for variable in CACHE_VARIABLES if is_one_word else ():
+        os.environ.setdefault(variable, str(folder / variable.partition("_")[0].lower()))
 
 
 def bound_cache(folder: Path) -> None:

@@ -18,8 +18,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,13 +27,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from p2pdiloco.core.api.config import Amendment, in_force
 from p2pdiloco.errors import P2PDilocoError, StorageError, UserError, first_line
-from p2pdiloco.learner.channel import Appraise, Appraised, RestoreMode, Start
+from p2pdiloco.learner.channel import Appraise, Appraised, PassOptions, RestoreMode, Start
 from p2pdiloco.learner.fragments import FragmentCounters, Fragments
-from p2pdiloco.learner.inner_step import Passes, PassOptions, RecordedUpdate
+from p2pdiloco.learner.inner_step import Passes, RecordedUpdate
 from p2pdiloco.learner.lifeline import PassTooLarge
 from p2pdiloco.learner.optimizer import (
     clip_gradients,
@@ -55,9 +54,9 @@ from p2pdiloco.learner.ranks import (
 )
 from p2pdiloco.learner.samples import SampleStream
 from p2pdiloco.learner.schedule import learning_rate, schedule_of
-from p2pdiloco.tasks.initial import named_parameters, plain_parameters
+from p2pdiloco.tasks.initial import evaluating, named_parameters, plain_parameters
 from p2pdiloco.tasks.task import Samples, Shards, Task
-from p2pdiloco.tensors.layout import FragmentLayout, scatter
+from p2pdiloco.tensors.layout import FragmentLayout, TensorMap, Tensors, scatter
 from p2pdiloco.tensors.vault import Appraisable, read_appraisal
 from p2pdiloco.util import Frozen, Say, clear_folder_at, set_aside
 
@@ -105,14 +104,12 @@ class TrainingCounts:
         """Go by these amendments from now on."""
         self.amendments = amendments
 
-    def goes_on_from(self, inner_step: int, tokens_total: int, run_tokens: int) -> None:
-        """Go on where an earlier life ended."""
-        self.inner_step, self.tokens_total = inner_step, tokens_total
-        self.run_is_at(run_tokens)
-
-    def moments_are_of(self, optimizer_steps: int) -> None:
-        """Take in how many optimizer steps restored moments are made of."""
-        self.optimizer_steps = optimizer_steps
+    def goes_on_from(self, meta: LearnerMeta, with_moments: bool) -> None:
+        """Go on where an earlier life ended, with its moments or without them."""
+        self.inner_step, self.tokens_total = meta.inner_step, meta.tokens_total
+        self.run_is_at(meta.run_tokens)
+        if with_moments:
+            self.optimizer_steps = meta.optimizer_steps
 
 
 MAX_SKIPPED_IN_A_ROW = 10
@@ -198,8 +195,9 @@ class Training(TrainingCounts):
             UserError: not even a single sample fits into memory.
             ChannelBroken: the daemon is gone.
         """
-        self._passes.before_step(self.steps_left)
-        if self._passes.compiles_now:
+        forms = self._passes.forms
+        forms.before_step(self.steps_left)
+        if forms.compiles_now:
             self._say(COMPILING)
         began = time.perf_counter()
         rate = learning_rate(self.section, self.run_tokens, self.optimizer_steps, self.amendment)
@@ -216,7 +214,7 @@ class Training(TrainingCounts):
         if self.ranks.rank == 0:
             self.stream.used()
         self.count(tokens)
-        self._passes.step_took(time.perf_counter() - began)
+        forms.step_took(time.perf_counter() - began, self._passes.made)
         return StepReport(self.inner_step, loss_value, tokens)
 
     @property
@@ -242,7 +240,7 @@ class Training(TrainingCounts):
         """Go by these amendments from now on, in all processes of this learner."""
         if amendments != self.amendments:
             super().amend(amendments)
-            self.ranks.tell_amendments(amendments)
+            self.ranks.tell("amend", amendments)
 
     def _take(self) -> Batch:
         batch = self.ranks.deal(lambda: self.stream.take(self._samples), self._samples)
@@ -267,7 +265,7 @@ class Training(TrainingCounts):
 
     def _replay_update(self) -> bool:
         """False: nothing is recorded that fits, and the optimizer step is to be made."""
-        if not self._passes.gradients_stay:
+        if not self._passes.forms.is_replayed:
             self._recorded_update = None  # its gradients are gone
             return False
         if self._recorded_update is None and self._records_updates:
@@ -379,9 +377,7 @@ def restore_checkpoint(
     return note
 
 
-def restore_training(
-    path: Path, training: Training, fragments: int
-) -> tuple[LearnerMeta, dict[str, Tensor], str]:
+def restore_training(path: Path, training: Training, fragments: int) -> tuple[LearnerMeta, Tensors, str]:
     """Take over what concerns the training alone, as `restore_checkpoint` does; `fragments`: how many.
 
     Raises:
@@ -397,14 +393,13 @@ def restore_training(
             set_moments(training.model, training.optimizer, saved)
         except ValueError as error:
             raise StorageError(f"the learner state {path} is incomplete: {error}") from error
-        training.moments_are_of(meta.optimizer_steps)
     else:
         note = f"the saved moments are of {meta.optimizer}: those of {wanted} begin anew"
-    training.goes_on_from(meta.inner_step, meta.tokens_total, meta.run_tokens)
+    training.goes_on_from(meta, with_moments=not note)
     return meta, tensors, note
 
 
-def _read_checkpoint(path: Path) -> tuple[LearnerMeta, dict[str, Tensor]]:
+def _read_checkpoint(path: Path) -> tuple[LearnerMeta, Tensors]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -452,7 +447,7 @@ def _schema(training: Training, fragments: int) -> str:
     return hashlib.sha256(msgspec.json.encode((fragments, shapes))).hexdigest()
 
 
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+def _digest(text: str, tensors: TensorMap) -> str:
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         flat = tensors[name].reshape(-1)
@@ -492,44 +487,28 @@ def evaluate(
     Raises:
         PassTooLarge: they do not fit, and others compute them too.
     """
-    trained = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        return _evaluated(task, model, batch, together, precision, tell)
-    finally:
-        for module in trained:
-            module.training = True
-
-
-def _evaluated(
-    task: Task,
-    model: nn.Module,
-    batch: Batch,
-    together: int,
-    precision: str,
-    tell: Callable[[int, int], None],
-) -> Evaluation:
     device = next(model.parameters()).device
     bf16 = device.type != "cpu" and passes_in_bf16(device, precision)
     count = len(batch[0])
     size = together or max(1, EVALUATION_TOKENS_AT_ONCE // task.tokens_per_sample)
     sums: dict[str, float] = {}
     done = 0
-    while done < count:
-        part = tuple(tensor[done : done + size] for tensor in batch)
-        found = _metrics(task, model, part, device, bf16)
-        if found is None and together:
-            raise PassTooLarge(
-                f"{len(part[0])} samples do not fit while evaluating: half as many from now on"
-            )
-        if found is None:  # training left less memory than that
-            size = (size + 1) // 2
-            give_memory_back(device)
-            continue
-        for name, value in found.items():
-            sums[name] = sums.get(name, 0.0) + value * len(part[0])
-        done += len(part[0])
-        tell(done, count)
+    with evaluating(model):
+        while done < count:
+            part = tuple(tensor[done : done + size] for tensor in batch)
+            found = _metrics(task, model, part, device, bf16)
+            if found is None and together:
+                raise PassTooLarge(
+                    f"{len(part[0])} samples do not fit while evaluating: half as many from now on"
+                )
+            if found is None:  # training left less memory than that
+                size = (size + 1) // 2
+                give_memory_back(device)
+                continue
+            for name, value in found.items():
+                sums[name] = sums.get(name, 0.0) + value * len(part[0])
+            done += len(part[0])
+            tell(done, count)
     means = {name: total / count for name, total in sums.items()}
     return Evaluation(means.pop("loss"), count * task.tokens_per_sample, means)
 
@@ -559,9 +538,15 @@ APPRAISAL_TOKENS = 512, 16_384
 forward passes over each cost less than three such steps."""
 
 
-@dataclass
-class Appraiser:
-    """Appraiser of contributions: what a step along each of two does to the loss, on the same samples.
+def appraise(
+    command: Appraise,
+    training: Training,
+    layout: FragmentLayout,
+    heldout: Batch,
+    global_model: Callable[[], nn.Module],
+) -> Appraised:
+    """Measure what a step along each of two contributions does to the loss, on the same samples. What cannot
+    be measured has no figures.
 
     It begins at the parameters that a version was made from, with the newest versions of all other fragments.
     There contributions still help: a version goes further than any of them, and beyond it what was good in
@@ -571,45 +556,31 @@ class Appraiser:
     Rules: docs/protocol/loss-audits.md, section 3.
 
     Args:
-        global_model: puts the global parameters into the second instance of the model, and returns it.
         heldout: samples that nobody trains on.
+        global_model: puts the global parameters into the second instance of the model, and returns it.
     """
+    try:
+        given = read_appraisal(command.path, training.task.manifest.codec.contribution, layout.numel)
+    except StorageError:
+        return Appraised(command.path)
+    batches, same_data = _appraised_on(training, heldout, command.peer)
+    model = global_model()
+    with training.meanwhile():
+        theirs, ours = gains(training.task, model, layout, given, batches)
+    return Appraised(command.path, theirs, ours, same_data)
 
-    _training: Training
-    _layouts: Sequence[FragmentLayout]
-    _heldout: Batch
-    _global_model: Callable[[], nn.Module]
 
-    def __post_init__(self) -> None:
-        self._rng = np.random.default_rng()
-
-    def appraise(self, command: Appraise) -> Appraised:
-        """Measure two contributions. What cannot be measured has no figures."""
-        layout = self._layouts[command.fragment]
-        try:
-            given = read_appraisal(
-                Path(command.path), self._training.task.manifest.codec.contribution, layout.numel
-            )
-        except StorageError:
-            return Appraised(command.path)
-        batches, same_data = self._batches(command.peer)
-        model = self._global_model()
-        training = self._training
-        with training.meanwhile():
-            theirs, ours = gains(training.task, model, layout, given, batches)
-        return Appraised(command.path, theirs, ours, same_data)
-
-    def _batches(self, peer: str) -> tuple[list[Batch], bool]:
-        """Draw held-out samples, and samples of that peer's share of the data, if it has one that is known;
-        else any that we train on. Of a stream none can be drawn."""
-        tokens = min(max(APPRAISAL_TOKENS[0], self._training.section.tokens_per_step), APPRAISAL_TOKENS[1])
-        count = max(1, tokens // self._training.task.tokens_per_sample)
-        drawn = torch.from_numpy(self._rng.permutation(len(self._heldout[0]))[:count])
-        batches: list[Batch] = [tuple(column[drawn] for column in self._heldout)]
-        stream = self._training.stream
-        share = stream.share_of(peer, count, self._rng)
-        more = share if share is not None else stream.anywhere(count, self._rng)
-        return batches + ([] if more is None else [more]), share is not None
+def _appraised_on(training: Training, heldout: Batch, peer: str) -> tuple[list[Batch], bool]:
+    """Draw held-out samples, and samples of that peer's share of the data, if it has one that is known; else
+    any that we train on. Of a stream none can be drawn."""
+    rng, stream = np.random.default_rng(), training.stream
+    tokens = min(max(APPRAISAL_TOKENS[0], training.section.tokens_per_step), APPRAISAL_TOKENS[1])
+    count = max(1, tokens // training.task.tokens_per_sample)
+    drawn = torch.from_numpy(rng.permutation(len(heldout[0]))[:count])
+    share = stream.share_of(peer, count, rng)
+    more = share if share is not None else stream.anywhere(count, rng)
+    batches: list[Batch] = [tuple(column[drawn] for column in heldout)]
+    return batches + ([] if more is None else [more]), share is not None
 
 
 def gains(

@@ -50,7 +50,7 @@ from p2pdiloco.learner.channel import (
 )
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.lifeline import LOOK_EVERY_S
-from p2pdiloco.learner.loop import Appraiser, Evaluation, StepReport, Training, evaluate
+from p2pdiloco.learner.loop import Evaluation, StepReport, Training, appraise, evaluate
 from p2pdiloco.learner.optimizer import HeldShares
 from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.util import Action, MovingAverage, Now
@@ -285,18 +285,15 @@ class Mailbox:
             case ShareData(share):
                 self._training.stream.share(share)
             case Evaluate():
-                since = self._clock()
-                found = self._evaluate()
+                since, found = self._clock(), self._evaluate()
                 took_s = self._meter.exclude(since)
                 if found is None:
                     self._channel.emit(Evaluated(None, 0, took_s=took_s))
                 else:
                     self._channel.emit(Evaluated(found.loss, found.tokens, found.metrics, took_s))
             case Appraise():
-                since = self._clock()
-                appraised = self._appraise(command)
-                took_s = self._meter.exclude(since)
-                self._channel.emit(replace(appraised, took_s=took_s))
+                since, appraised = self._clock(), self._appraise(command)
+                self._channel.emit(replace(appraised, took_s=self._meter.exclude(since)))
             case Save(path):
                 self._save(path)
             case StopStepping():
@@ -356,8 +353,8 @@ class Mailbox:
     def _appraise(self, command: Appraise) -> Appraised:
         if not self.appraises:
             return Appraised(command.path)
-        layouts = self._fragments.layouts
-        return Appraiser(self._training, layouts, self._heldout, self._global_model).appraise(command)
+        layout = self._fragments.layouts[command.fragment]
+        return appraise(command, self._training, layout, self._heldout, self._global_model)
 
     def _evaluate_together(self, held: HeldShares) -> Evaluation:
         """Evaluate in the model that trains: there is no room for another one."""

@@ -9,7 +9,7 @@ fragments out of the parameters and back, whether they are in one process, copie
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
 
 import torch
@@ -19,11 +19,15 @@ from p2pdiloco.config.manifest import InnerSection
 from p2pdiloco.config.settings import Shard
 from p2pdiloco.errors import UserError, invariant
 from p2pdiloco.learner.ranks import free_bytes, multiplies_bf16, passes_in_bf16
-from p2pdiloco.tensors.layout import FragmentLayout, Piece, gather, rows_of_piece, scatter
+from p2pdiloco.tensors.layout import FragmentLayout, Piece, TensorMap, Tensors, gather, rows_of_piece, scatter
 from p2pdiloco.util import Frozen, Values
 
 if TYPE_CHECKING:
-    from p2pdiloco.learner.ranks import Distributed, Ranks
+    from p2pdiloco.learner.ranks import Distributed
+
+
+Moments = MutableMapping[Tensor, Tensors]
+"""Moments of every parameter, by name."""
 
 
 class Optimizer(Protocol):
@@ -33,20 +37,21 @@ class Optimizer(Protocol):
     def param_groups(self) -> list[Values]:
         """Dicts with "params", "lr" and "weight_decay"."""
 
-    state: MutableMapping[Tensor, dict[str, Tensor]]
-    """Moments of every parameter, by name; of AdamW "step", "exp_avg" and "exp_avg_sq"."""
+    state: Moments
+    """Moments; of AdamW "step", "exp_avg" and "exp_avg_sq"."""
 
     def step(self) -> object:
         """Update all parameters that have a gradient, once."""
 
 
 class Together:
-    """Several optimizers, each for its own parameters, as one."""
+    """Muon, and AdamW for all other parameters, as one optimizer."""
 
-    def __init__(self, kind: str, *parts: Optimizer) -> None:
-        self.kind = kind
+    kind = "muon"
+
+    def __init__(self, *parts: Optimizer) -> None:
         self._parts = parts
-        self.state: MutableMapping[Tensor, dict[str, Tensor]] = parts[0].state
+        self.state: Moments = parts[0].state
         for part in parts[1:]:
             part.state = self.state  # one mapping for all: parameters are different ones
 
@@ -75,7 +80,7 @@ def make_optimizer(model: nn.Module, section: InnerSection) -> Optimizer:
     theirs = {id(parameter) for parameter in hidden}
     others = [parameter for parameter in model.parameters() if id(parameter) not in theirs]
     muon = Muon(hidden, section.learning_rate, section.weight_decay, section.muon_momentum)
-    return Together("muon", _adamw(others, section), muon)
+    return Together(_adamw(others, section), muon)
 
 
 def _adamw(parameters: Sequence[Tensor], section: InnerSection) -> Optimizer:
@@ -107,10 +112,10 @@ def optimizer_kind(optimizer: Optimizer) -> str:
     return str(getattr(optimizer, "kind", type(optimizer).__name__.lower()))
 
 
-def moments(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+def moments(model: nn.Module, optimizer: Optimizer) -> Tensors:
     """Moments of every parameter: MOMENT/PARAMETER -> tensor; {} at first. A parameter that is shared out
     among processes has this one's rows here."""
-    found: dict[str, Tensor] = {}
+    found: Tensors = {}
     for name, parameter in model.named_parameters():
         for moment, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
@@ -118,10 +123,10 @@ def moments(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     return found
 
 
-def set_moments(model: nn.Module, optimizer: Optimizer, saved: Mapping[str, Tensor]) -> None:
+def set_moments(model: nn.Module, optimizer: Optimizer, saved: TensorMap) -> None:
     """Put back what `moments` gave. Raises: ValueError (other names or shapes); then nothing is changed."""
     parameters = dict(model.named_parameters())
-    restored: dict[Tensor, dict[str, Tensor]] = {}
+    restored: dict[Tensor, Tensors] = {}
     for key, value in saved.items():
         moment, _, name = key.partition("/")
         parameter = parameters.get(name)
@@ -149,7 +154,7 @@ class FusedAdamW:
     def __init__(self, groups: list[Values], lr: float, betas: tuple[float, float]) -> None:
         """Take groups of parameters: dicts with "params" and "weight_decay"."""
         self.param_groups = [{**group, "lr": lr} for group in groups]
-        self.state: MutableMapping[Tensor, dict[str, Tensor]] = {}
+        self.state: Moments = {}
         self._betas = betas
 
     @torch.no_grad()
@@ -179,7 +184,7 @@ class FusedAdamW:
             )
 
 
-def _fresh(parameter: Tensor) -> dict[str, Tensor]:
+def _fresh(parameter: Tensor) -> Tensors:
     return {
         "step": torch.zeros((), device=step_device(parameter)),
         "exp_avg": torch.zeros_like(parameter),
@@ -213,7 +218,7 @@ class Muon:
 
     def __init__(self, params: list[Tensor], lr: float, weight_decay: float, momentum: float) -> None:
         self.param_groups: list[Values] = [{"params": params, "lr": lr, "weight_decay": weight_decay}]
-        self.state: MutableMapping[Tensor, dict[str, Tensor]] = {}
+        self.state: Moments = {}
         self._momentum = momentum
 
     @torch.no_grad()
@@ -476,10 +481,7 @@ class HeldParameters:
     their part (`learner.ranks.Order`).
     """
 
-    whole = True
-    """True: this process has all of every parameter."""
-
-    def __init__(self, params: Mapping[str, Tensor]) -> None:
+    def __init__(self, params: TensorMap) -> None:
         """Take parameters, which are changed in place, on whatever device they are."""
         self._params = params
         self._stash: list[Tensor] = []
@@ -492,6 +494,12 @@ class HeldParameters:
     def scatter(self, flat: Tensor, layout: FragmentLayout) -> None:
         """Copy a fragment, fp32 (layout.numel,), into the parameters."""
         scatter(flat, layout, self._params)
+
+    def put(self, layout: FragmentLayout) -> None:
+        """Do another rank's part of `scatter`."""
+
+    def take(self, layout: FragmentLayout) -> None:
+        """Do another rank's part of `gather`: none, where each has all."""
 
     @torch.no_grad()
     def set_aside(self) -> None:
@@ -506,7 +514,7 @@ class HeldParameters:
             own(parameter).copy_(kept)
         self._stash = []
 
-    def moments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    def moments(self, model: nn.Module, optimizer: Optimizer) -> Tensors:
         """Moments as the function `moments` gives them."""
         return moments(model, optimizer)
 
@@ -514,7 +522,7 @@ class HeldParameters:
 class HeldCopies(HeldParameters):
     """Parameters that are the same in every rank; rank 0 sends the others what it puts."""
 
-    def __init__(self, params: Mapping[str, Tensor], ranks: Ranks) -> None:
+    def __init__(self, params: TensorMap, ranks: Distributed) -> None:
         super().__init__(params)
         self._ranks = ranks
 
@@ -544,9 +552,7 @@ class HeldShares(HeldParameters):
     """Parameters of which every rank has some rows (`shard`). One fragment at a time is whole, on the CPU,
     and one rank's part of it on rank 0's device."""
 
-    whole = False
-
-    def __init__(self, params: Mapping[str, Tensor], ranks: Ranks) -> None:
+    def __init__(self, params: TensorMap, ranks: Distributed) -> None:
         super().__init__(params)
         self._ranks = ranks
 
@@ -562,7 +568,7 @@ class HeldShares(HeldParameters):
         self._ranks.order("put", layout.index)
         self.put(layout, flat)
 
-    def moments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    def moments(self, model: nn.Module, optimizer: Optimizer) -> Tensors:
         """Moments on the CPU, in rank 0; {} in the others, which ask too."""
         if self._ranks.rank == 0:
             self._ranks.order("moments")
@@ -602,13 +608,11 @@ class HeldShares(HeldParameters):
             if rank != me:
                 self._ranks.send(rank, packed)
                 continue
-            for span, part in zip(
-                spans, packed.split_with_sizes([span.numel for span in spans]), strict=True
-            ):
+            for span, part in _parts(packed, spans):
                 own(self._params[span.tensor]).view(-1)[span.local_offset :][: span.numel].copy_(part)
 
     @torch.no_grad()
-    def _take(self, parts: Mapping[str, Tensor], layout: FragmentLayout, out: Tensor | None) -> None:
+    def _take(self, parts: TensorMap, layout: FragmentLayout, out: Tensor | None) -> None:
         me = self._ranks.rank
         for rank in range(self._ranks.count) if out is not None else (me,):
             spans = list(self._spans(layout, rank))
@@ -622,10 +626,7 @@ class HeldShares(HeldParameters):
             if out is None:
                 self._ranks.send(0, packed)
                 continue
-            packed = packed.cpu()
-            for span, part in zip(
-                spans, packed.split_with_sizes([span.numel for span in spans]), strict=True
-            ):
+            for span, part in _parts(packed.cpu(), spans):
                 out[span.fragment_offset :][: span.numel].copy_(part)
 
     def _spans(self, layout: FragmentLayout, rank: int) -> Iterator[RankSpan]:
@@ -640,3 +641,7 @@ class HeldShares(HeldParameters):
             if start < end:
                 at = piece.fragment_offset + start - piece.tensor_offset
                 yield RankSpan(piece.tensor, start - low, at, end - start)
+
+
+def _parts(packed: Tensor, spans: Sequence[RankSpan]) -> Iterator[tuple[RankSpan, Tensor]]:
+    return zip(spans, packed.split_with_sizes([span.numel for span in spans]), strict=True)

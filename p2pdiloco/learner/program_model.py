@@ -10,7 +10,7 @@ model is still there after the program's next step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -23,9 +23,9 @@ from torch.utils.hooks import RemovableHandle
 
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.optimizer import HeldParameters, is_shared_out, own
-from p2pdiloco.tasks.description import VARIANCE, persistent_buffers, put_constants
+from p2pdiloco.tasks.description import VARIANCE, name_of, persistent_buffers, put_constants
 from p2pdiloco.tasks.initial import plain_name, plain_parameters
-from p2pdiloco.tensors.layout import FragmentLayout
+from p2pdiloco.tensors.layout import FragmentLayout, Layouts, TensorMap, Tensors
 from p2pdiloco.util import Frozen, Values
 
 SAMPLE = 1024
@@ -74,7 +74,7 @@ class ProgramParameters(HeldParameters):
         model: nn.Module,
         names: Iterable[str],
         optimizer: HasGroups | None = None,
-        constants: Mapping[str, Tensor] = MappingProxyType({}),
+        constants: TensorMap = MappingProxyType({}),
     ) -> None:
         """Look the parameters of these names up for the first time; all must be there. Names of persistent
         buffers are those of statistics that the run merges, too. The run's constants go into the model."""
@@ -95,7 +95,7 @@ class ProgramParameters(HeldParameters):
             name: _Kind(value.dtype, value.shape, id(value) in trained)
             for name, value in self._parameters.items()
         }
-        self._sampled: dict[int, dict[str, Tensor]] = {}
+        self._sampled: dict[int, Tensors] = {}
         super().__init__(self._parameters)
 
     @property
@@ -104,7 +104,7 @@ class ProgramParameters(HeldParameters):
         return next(iter(self._parameters.values())).device
 
     @property
-    def parameters(self) -> Mapping[str, Tensor]:
+    def parameters(self) -> TensorMap:
         """The Parameters and statistics themselves, by name, as they were last looked up."""
         return self._parameters
 
@@ -194,8 +194,8 @@ class ProgramParameters(HeldParameters):
         self._others = [value for name, value in plain_parameters(self._model) if name not in self._kinds]
         self._places, self._cut = _Places(self._model, self._with_buffers), _cut(self._model)
 
-    def _found(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = dict(plain_parameters(self._model))
+    def _found(self) -> Tensors:
+        found: Tensors = dict(plain_parameters(self._model))
         return found | persistent_buffers(self._model) if self._with_buffers else found
 
     @torch.no_grad()
@@ -209,7 +209,8 @@ class ProgramParameters(HeldParameters):
         return {id(value) for group in groups for value in group.get("params", ())}
 
     def _unknown(self) -> UserError:
-        name = next(_trained_beside(self._model, self._kinds))
+        found = plain_parameters(self._model)
+        name = next(n for n, value in found if value.requires_grad and n not in self._kinds)
         return UserError(
             f"{name} is trained now (requires_grad), but the run does not have it",
             "what is trained later is in a run from its beginning: new_run(…, frozen=True)",
@@ -221,15 +222,11 @@ def _cut(model: nn.Module) -> list[Any]:
     return [m for m in model.modules() if hasattr(m, "reshard") and hasattr(m, "unshard")]
 
 
-def _trained_beside(model: nn.Module, names: Mapping[str, object]) -> Iterator[str]:
-    return (n for n, value in plain_parameters(model) if value.requires_grad and n not in names)
-
-
 def _changed(name: str, kind: _Kind, value: Tensor) -> UserError:
     if value.is_meta:
         was, now, hint = "had memory", "has none (device meta)", "give it memory and values"
     elif value.dtype is not kind.dtype:
-        was, now = f"was {_dtype_name(kind.dtype)}", f"is {_dtype_name(value.dtype)}"
+        was, now = f"was {name_of(kind.dtype)}", f"is {name_of(value.dtype)}"
         hint = f"change it back (model.to({kind.dtype}))"
     else:
         was, now = f"had shape {tuple(kind.shape)}", f"has {tuple(value.shape)}"
@@ -240,16 +237,12 @@ def _changed(name: str, kind: _Kind, value: Tensor) -> UserError:
     )
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 class ProgramConstants:
     """Buffers of a program's model that its run says are constant: they are put in when a session begins, and
     stay as they are. A buffer that training changes is none:
     others' models would not have the change, and neither would exports."""
 
-    def __init__(self, model: nn.Module, constants: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: nn.Module, constants: TensorMap) -> None:
         """Put them into the model. Raises: UserError (it lacks one)."""
         put_constants(model, constants)
         # As the model's own number types hold them.
@@ -357,7 +350,7 @@ class MoveWatch:
     """
 
     _parameters: ProgramParameters
-    _layouts: Sequence[FragmentLayout]
+    _layouts: Layouts
 
     def __post_init__(self) -> None:
         self._moves: dict[int, WatchedMove] = {}

@@ -19,7 +19,7 @@ import datetime
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 import torch
 from msgspec import msgpack
-from torch import Tensor, nn
+from torch import nn
 
 from p2pdiloco.config.manifest import InnerSection
 from p2pdiloco.errors import P2PDilocoError, UserError, first_line, invariant
@@ -43,7 +43,7 @@ from p2pdiloco.tasks.description import listed, persistent_buffers
 from p2pdiloco.tasks.initial import plain_parameters
 from p2pdiloco.tasks.own_tasks import OWN_LOOP
 from p2pdiloco.tasks.task import Constant
-from p2pdiloco.tensors.layout import FragmentLayout
+from p2pdiloco.tensors.layout import FragmentLayout, TensorMap, Tensors
 from p2pdiloco.util import Frozen, Now, Values
 
 if TYPE_CHECKING:
@@ -93,13 +93,13 @@ class RunPlan(Frozen):
     constants: tuple[tuple[Constant, bytes], ...] = ()
 
 
-def packed(constants: Mapping[str, Tensor]) -> tuple[tuple[Constant, bytes], ...]:
+def packed(constants: TensorMap) -> tuple[tuple[Constant, bytes], ...]:
     """Pack constants for other ranks."""
     values = (value.numpy().tobytes() for value in constants.values())
     return tuple(zip(listed(constants), values, strict=True))
 
 
-def unpacked(constants: Sequence[tuple[Constant, bytes]]) -> dict[str, Tensor]:
+def unpacked(constants: Sequence[tuple[Constant, bytes]]) -> Tensors:
     """Unpack what `packed` made."""
     return {
         constant.name: torch.from_numpy(np.frombuffer(data, constant.kind).copy()).view(constant.shape)
@@ -146,7 +146,7 @@ def _carriers(group: ProcessGroup | None) -> dict[str, str]:
     return dict(word.split(":") for word in words)
 
 
-def _check_shares(parameters: Mapping[str, Tensor], ranks: Sequence[int]) -> None:
+def _check_shares(parameters: TensorMap, ranks: Sequence[int]) -> None:
     """Raises: UserError (a parameter is not cut by rows over these ranks)."""
     for name, parameter in parameters.items():
         found: Any = parameter
@@ -398,7 +398,7 @@ class FollowingRank:
         self._ranks = ranks
         self._model, self._optimizer, self._evaluate = model, optimizer, evaluate
         self.parameters: ProgramParameters
-        self._held: HeldCopies | HeldShares
+        self._held: HeldParameters
         self._layouts: tuple[FragmentLayout, ...] = ()
         self.stopped = False
         """True: later calls do nothing."""
@@ -468,7 +468,6 @@ class FollowingRank:
                 self._held.put(self._layouts[number])
                 self.parameters.settle()
             case "take":
-                assert isinstance(self._held, HeldShares)
                 self._held.take(self._layouts[number])
             case "aside":
                 self._held.set_aside()
@@ -484,9 +483,7 @@ class FollowingRank:
         self._layouts = plan.layouts
         constants = unpacked(plan.constants)
         self.parameters = ProgramParameters(self._model, plan.names, self._optimizer, constants)
-        held = hold(self.parameters, self._ranks)
-        assert isinstance(held, HeldCopies | HeldShares)
-        self._held = held
+        self._held = hold(self.parameters, self._ranks)
 
 
 class ProgramTraining(TrainingCounts):

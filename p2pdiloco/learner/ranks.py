@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from msgspec import msgpack
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from p2pdiloco.config.settings import Precision
 from p2pdiloco.core.api.config import Amendment
@@ -142,18 +142,6 @@ class Ranks:
         """Pass one rank's bytes (others give none), so many, on to all."""
         return data
 
-    def broadcast(self, tensor: Tensor) -> None:
-        """Send rank 0's tensor to every rank's device."""
-        raise NotImplementedError
-
-    def send(self, rank: int, tensor: Tensor) -> None:
-        """Send a tensor to one other rank."""
-        raise NotImplementedError
-
-    def receive(self, rank: int, numel: int) -> Tensor:
-        """Receive a tensor from another rank: fp32 (numel,), on the device."""
-        raise NotImplementedError
-
 
 class Distributed(Ranks):
     """Ranks by torch.distributed: NCCL (or what the device has) for tensors, and what the CPU has, gloo, for
@@ -168,10 +156,7 @@ class Distributed(Ranks):
     ) -> None:
         """Take two groups of the same ranks (None: of all): `group` carries tensors, on `device`; `control`
         carries words, on the device `words`."""
-        from torch import distributed
-
         super().__init__(distributed.get_rank(group), distributed.get_world_size(group))
-        self._distributed = distributed
         self.group, self._control = group, control
         self._device, self._words = device, words
 
@@ -182,8 +167,6 @@ class Distributed(Ranks):
         Raises:
             RankLost: one of them does not come.
         """
-        from torch import distributed
-
         loopback = "lo0" if os.uname().sysname == "Darwin" else "lo"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
@@ -228,8 +211,8 @@ class Distributed(Ranks):
             return  # they are sums already
         parameters = list(model.parameters())
         given = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
-        largest = self._distributed.ReduceOp.MAX
-        self._call(lambda: self._distributed.all_reduce(given, largest, group=self._control))
+        largest = distributed.ReduceOp.MAX
+        self._call(lambda: distributed.all_reduce(given, largest, group=self._control))
         for parameter, somewhere in zip(parameters, given.tolist(), strict=True):
             if somewhere and parameter.grad is None:  # no sample of this rank's, or none that it matters for
                 parameter.grad = torch.zeros_like(parameter)
@@ -239,25 +222,27 @@ class Distributed(Ranks):
 
     def _sum(self, tensors: Sequence[Tensor]) -> None:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        self._call(lambda: self._distributed.all_reduce(flat))
-        at = 0
-        for tensor in tensors:
-            tensor.copy_(flat[at : at + tensor.numel()].view_as(tensor))
-            at += tensor.numel()
+        self._call(lambda: distributed.all_reduce(flat))
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
 
     def broadcast(self, tensor: Tensor) -> None:
+        """Send rank 0's tensor to every rank's device."""
         carried = tensor.to(self._device).contiguous()
-        self._call(lambda: self._distributed.broadcast(carried, src=self.named(0), group=self.group))
+        self._call(lambda: distributed.broadcast(carried, src=self.named(0), group=self.group))
         if self.rank and carried is not tensor:
             tensor.copy_(carried)
 
     def send(self, rank: int, tensor: Tensor) -> None:
+        """Send a tensor to one other rank."""
         carried = tensor.to(self._device)
-        self._call(lambda: self._distributed.send(carried, self.named(rank), self.group))
+        self._call(lambda: distributed.send(carried, self.named(rank), self.group))
 
     def receive(self, rank: int, numel: int) -> Tensor:
+        """Receive a tensor from another rank: fp32 (numel,), on the device."""
         found = torch.empty(numel, device=self._device)
-        self._call(lambda: self._distributed.recv(found, self.named(rank), self.group))
+        self._call(lambda: distributed.recv(found, self.named(rank), self.group))
         return found
 
     def order(self, kind: OrderKind, number: int = 0, learners: int = 1) -> None:
@@ -279,20 +264,20 @@ class Distributed(Ranks):
         """Gather every rank's words, as many from each: by rank, the same for all."""
         mine = torch.tensor(words, dtype=torch.float64, device=self._words)
         found = [torch.empty_like(mine) for _ in range(self.count)]
-        self._call(lambda: self._distributed.all_gather(found, mine, group=self._control))
+        self._call(lambda: distributed.all_gather(found, mine, group=self._control))
         return [each.tolist() for each in found]
 
     def _tell_all(self, words: Tensor, source: int = 0) -> None:
-        self._call(lambda: self._distributed.broadcast(words, self.named(source), group=self._control))
+        self._call(lambda: distributed.broadcast(words, self.named(source), group=self._control))
 
     def named(self, rank: int) -> int:
         """Name a rank as torch wants it: by its number among all processes."""
-        return rank if self.group is None else self._distributed.get_global_rank(self.group, rank)
+        return rank if self.group is None else distributed.get_global_rank(self.group, rank)
 
     def all_say(self, yes: bool) -> bool:
         """Tell whether every rank says yes."""
         votes = torch.tensor([int(yes)])
-        self._call(lambda: self._distributed.all_reduce(votes, group=self._control))
+        self._call(lambda: distributed.all_reduce(votes, group=self._control))
         return int(votes) == self.count
 
     def _call(self, collective) -> None:  # type: ignore[no-untyped-def]
@@ -410,7 +395,7 @@ class Siblings:
         with theirs:
             words = [str(theirs.fileno()), str(rank), str(self.count), str(self.folder)]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "p2pdiloco.learner.rank", *words],
+                [sys.executable, "-P", "-m", "p2pdiloco.learner", *words],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
             )

@@ -28,9 +28,9 @@ from msgspec import Meta, msgpack
 from numpy.typing import NDArray
 
 from p2pdiloco.errors import DataError
-from p2pdiloco.learner.channel import MAX_EPOCH, MAX_SHARDS, DataShare
+from p2pdiloco.learner.channel import MAX_EPOCH, MAX_SHARDS, DataShare, Epoch
 from p2pdiloco.tasks.documents import hash64
-from p2pdiloco.tasks.task import Place, Reader, Samples, Shards
+from p2pdiloco.tasks.task import Count, Place, Reader, Samples, Shards
 from p2pdiloco.util import Frozen, read_note
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ class SavedPlace(Frozen):
 
     data: str
     """Identity of the data that these are places of (`SampleStream.data`)."""
-    epoch: Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
+    epoch: Epoch
     taken: Annotated[bytes, Meta(max_length=MAX_SHARDS)]
-    reading: tuple[Annotated[int, Meta(ge=0, le=MAX_EPOCH)], Annotated[int, Meta(ge=0)]]
+    reading: tuple[Epoch, Count]
     """Epoch and number of the shard."""
     place: Place
-    used: Annotated[int, Meta(ge=0)]
+    used: Count
     """Number of samples from there on that are used."""
 
 
@@ -84,14 +84,11 @@ class _Slice:
     """A shard of an order."""
 
     def __init__(self, of: Ordered, epoch: int, shard: int, place: Place) -> None:
-        size = len(of.samples)
-        self._of, self._epoch = of, epoch
-        self._first, self._end = shard * size // of.count, (shard + 1) * size // of.count
+        self._of, self._epoch, self._places = of, epoch, of.places(shard)
         self.place = place
 
     def take(self, samples: int) -> Batch | None:
-        at = self._first + self.place.offset
-        places = np.arange(at, min(at + samples, self._end))
+        places = self._places[self.place.offset :][:samples]
         if not len(places):
             return None
         self.place = Place(self.place.offset + len(places))
@@ -335,7 +332,8 @@ class Allotment:
         """Begin another shard: (epoch, shard)."""
         if self._taken.all():
             self._begin(min(self.epoch + 1, MAX_EPOCH))
-        ours, owned = self._hashes or self._hashed()
+        self._hashes = self._hashes or self._owned_by(self._peer)
+        ours, owned = self._hashes
         free = ~self._taken
         choice = np.flatnonzero(free & owned if (free & owned).any() else free)
         shard = int(choice[np.argmax(ours[choice])])
@@ -347,31 +345,23 @@ class Allotment:
         The newest come first."""
         if peer not in self._others:
             return np.empty(0, dtype=np.int64)
-        shards = self._shards()
-        theirs = mixed(shards ^ np.uint64(hash64(peer)))
-        owned = self._taken.copy()
-        for other in (self._peer, *self._others):
-            if other != peer:
-                owned &= theirs > mixed(shards ^ np.uint64(hash64(other)))
-        found = np.flatnonzero(owned)
+        theirs, owned = self._owned_by(peer)
+        found = np.flatnonzero(owned & self._taken)
         return found[np.argsort(theirs[found])]
 
     def _begin(self, epoch: int) -> None:
         self.epoch, self._hashes = epoch, None
         self._taken = np.zeros(self.count, dtype=bool)
 
-    def _hashed(self) -> tuple[Array, Array]:
-        shards = self._shards()
-        ours = mixed(shards ^ np.uint64(hash64(self._peer)))
-        owned = np.ones(self.count, dtype=bool)
-        for other in self._others:
-            owned &= ours > mixed(shards ^ np.uint64(hash64(other)))
-        self._hashes = ours, owned
-        return self._hashes
-
-    def _shards(self) -> Array:
+    def _owned_by(self, peer: str) -> tuple[Array, Array]:
+        """Hashes of every shard and this reader, and whether it owns it."""
         base = np.uint64(hash64(f"shards/{self._seed}/{self.epoch}"))
-        return mixed(base + np.arange(self.count, dtype=np.uint64))
+        shards = mixed(base + np.arange(self.count, dtype=np.uint64))
+        theirs = mixed(shards ^ np.uint64(hash64(peer)))
+        owned = np.ones(self.count, dtype=bool)
+        for other in {self._peer, *self._others} - {peer}:
+            owned &= theirs > mixed(shards ^ np.uint64(hash64(other)))
+        return theirs, owned
 
 
 _ROUNDS = 4

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, cast
 
 import torch
-from torch import Tensor, nn
+from msgspec.structs import replace
+from torch import nn
 
+from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import Shard
 from p2pdiloco.errors import InvariantViolation, UserError, invariant
 from p2pdiloco.learner import loop
 from p2pdiloco.learner.channel import LearnerEnd, LearnerOptions, Note, Ready, Start
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.inner_step import PassOptions, bound_cache
+from p2pdiloco.learner.inner_step import bound_cache
 from p2pdiloco.learner.lifeline import DRAIN_TIMEOUT_S
 from p2pdiloco.learner.loop import StepReport, Training, evaluate, heldout_batch, train
 from p2pdiloco.learner.mailbox import ANSWERING_DEVICES, Answering, Mailbox, Stillness
@@ -50,7 +51,7 @@ from p2pdiloco.tasks.initial import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Data, Task, constants_of
 from p2pdiloco.tasks.tokens import read_tokenizer
-from p2pdiloco.tensors.layout import Exchange, FragmentLayout, plan_fragments
+from p2pdiloco.tensors.layout import Exchange, FragmentLayout, TensorMap, Tensors, plan_fragments
 from p2pdiloco.util import Frozen
 
 
@@ -66,7 +67,7 @@ class LearnerParts(Frozen):
     """The model's parameters."""
     ranks: Ranks
     still: Stillness
-    constants: Mapping[str, Tensor]
+    constants: TensorMap
     """Constants of the model, for further instances."""
 
 
@@ -125,23 +126,23 @@ def _help(told: Order, start: Start, parts: LearnerParts) -> None:
     training, held, layouts = parts.training, parts.held, parts.layouts
     if told.kind == "restore":
         path = start.restore_path
-        invariant(path is not None, "rank 0 has taken over a state")
-        assert path is not None
+        if path is None:
+            raise InvariantViolation("rank 0 has taken over a state")
         loop.restore_training(path, training, len(layouts))
-    elif told.kind == "put" and isinstance(held, HeldCopies | HeldShares):
+    elif told.kind == "put":
         held.put(layouts[told.number])
-    elif told.kind == "take" and isinstance(held, HeldShares):
+    elif told.kind == "take":
         held.take(layouts[told.number])
     elif told.kind == "moments":
         held.moments(training.model, training.optimizer)
-    elif told.kind == "aside" and isinstance(held, HeldShares):
+    elif told.kind == "aside":
         held.set_aside()
     elif told.kind == "evaluate":
         share = parts.ranks.share(())
         evaluate(training.task, training.model, share, training.samples_at_once, training.precision)
     elif told.kind == "amend":
         training.amend(parts.ranks.hear_amendments(told))
-    elif told.kind == "back" and isinstance(held, HeldShares):
+    elif told.kind == "back":
         held.bring_back()
     else:
         invariant(False, f"{told.kind} is no order for such a learner")
@@ -155,18 +156,14 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
         bound_cache(options.compile_cache)  # others wait to be met below: none of them compiles yet
     threads = configure_torch(device, options.threads or threads_of(count, device))
     ranks = ALONE if folder is None else Distributed.meet(rank, count, folder, device)
-    path = options.tokenizer_path
-    task = task_of(manifest, None if path is None else read_tokenizer(path))
-    own = None if options.data_path is None else str(options.data_path)
-    data = task.load_data(own) if rank == 0 else None
+    task, constants = task_and_constants(manifest, options)
+    data = load_data(task, options) if rank == 0 else None
     layouts = plan_fragments(task.specs(), manifest.sync.fragments)
-    constants = {}
-    if options.initial_path is not None:
-        constants = load_constants(options.initial_path, constants_of(manifest.model))
     model = instance_of(task, constants)
     held = _place(model, device, task, options, ranks)
     place = options.place_path if rank == 0 else None
-    precision = precision_of_shares(device, options.precision) if ranks.sharded else options.precision
+    if ranks.sharded:
+        options = replace(options, precision=precision_of_shares(device, options.precision))
     still = Stillness(device)
     training = Training(
         task,
@@ -175,16 +172,22 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
         options.peer,
         place,
         ranks,
-        PassOptions(
-            options.micro_batch_tokens,
-            options.halvings,
-            options.compile,
-            str(options.compile_cache or ""),
-            precision,
-        ),
+        options,
         still.meanwhile,
     )
     return LearnerParts(threads, data, layouts, training, held, ranks, still, constants)
+
+
+def task_and_constants(manifest: Manifest, options: LearnerOptions) -> tuple[Task, Tensors]:
+    """Make a run's task, and read its model's constants. Raises: UserError."""
+    tokenizer, initial = options.tokenizer_path, options.initial_path
+    task = task_of(manifest, None if tokenizer is None else read_tokenizer(tokenizer))
+    return task, {} if initial is None else load_constants(initial, constants_of(manifest.model))
+
+
+def load_data(task: Task, options: LearnerOptions) -> Data:
+    """Read the data of this node. Raises: UserError."""
+    return task.load_data(None if options.data_path is None else str(options.data_path))
 
 
 def _place(
@@ -195,10 +198,10 @@ def _place(
     wished = cast(Shard, options.shard)
     if isinstance(ranks, Distributed) and wants_shards(wished, numel, device, samples, ranks):
         ranks.shard()
-    if not ranks.sharded:
+    if not (ranks.sharded and isinstance(ranks, Distributed)):
         model.to(device)
         params = named_parameters(model)
-        return HeldParameters(params) if ranks is ALONE else HeldCopies(params, ranks)
+        return HeldCopies(params, ranks) if isinstance(ranks, Distributed) else HeldParameters(params)
     shard(model, device, options.precision)
     held = HeldShares(dict(model.named_parameters()), ranks)
     print(f"rank {ranks.rank} has {held.numel()} of {numel} parameters", file=sys.stderr, flush=True)

@@ -32,12 +32,11 @@ from p2pdiloco.learner.channel import (
 )
 from p2pdiloco.learner.loop import evaluate, heldout_batch
 from p2pdiloco.learner.ranks import choose_device, configure_torch, out_of_memory
-from p2pdiloco.tasks.description import instance_of, load_constants
+from p2pdiloco.learner.training_process import load_data, task_and_constants
+from p2pdiloco.tasks.description import instance_of
 from p2pdiloco.tasks.initial import named_parameters
-from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tasks.task import Task, constants_of
-from p2pdiloco.tasks.tokens import read_tokenizer
-from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments, scatter
+from p2pdiloco.tasks.task import Task
+from p2pdiloco.tensors.layout import Layouts, plan_fragments, scatter
 from p2pdiloco.util import end_with, yield_memory
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class LossComparison:
         self,
         task: Task,
         model: nn.Module,
-        layouts: Sequence[FragmentLayout],
+        layouts: Layouts,
         parts: Sequence[Batch],
         state: Callable[[str], Tensor],
     ) -> None:
@@ -131,13 +130,8 @@ def tried(order: TryOrder) -> StatesTried:
         UserError: device or data cannot be used, or nothing is held out.
     """
     options, manifest = order.options, order.manifest
-    path = options.tokenizer_path
-    task = task_of(manifest, None if path is None else read_tokenizer(path))
-    constants = {}
-    if options.initial_path is not None:
-        constants = load_constants(options.initial_path, constants_of(manifest.model))
-    data = task.load_data(None if options.data_path is None else str(options.data_path))
-    batch = heldout_batch(task, data.heldout, options.evaluation_tokens)
+    task, constants = task_and_constants(manifest, options)
+    batch = heldout_batch(task, load_data(task, options).heldout, options.evaluation_tokens)
     count = len(batch[0])
     if not count:
         raise UserError("no samples are held out here")

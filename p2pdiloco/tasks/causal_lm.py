@@ -10,16 +10,24 @@ from __future__ import annotations
 
 import json
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import Meta
 
-from p2pdiloco.config.manifest import BYTE_VALUES, BYTES, SHA256_PATTERN, CausalLMSection, ModelSection
+from p2pdiloco.config.manifest import (
+    BYTE_VALUES,
+    BYTES,
+    CausalLMSection,
+    ContextTokens,
+    ModelSection,
+    first_broken,
+)
 from p2pdiloco.config.values import is_whole
-from p2pdiloco.errors import UserError, first_line, install_hint
+from p2pdiloco.errors import UserError, in_a_sentence, needing
 from p2pdiloco.tasks.hub_models import (
     CONTEXTS,
     PAD,
@@ -27,19 +35,21 @@ from p2pdiloco.tasks.hub_models import (
     broken_config,
     check_loaded,
     harmless,
+    llama_config,
     longest,
     with_infinite,
     without_dropout,
 )
-from p2pdiloco.tasks.own_tasks import MAX_PARAMETERS, broken_shapes, specs_from_texts, texts_from_specs
-from p2pdiloco.tasks.task import Data, Listed, Task, broken_constants
-from p2pdiloco.tensors.sizes import MAX_TENSORS, TensorSpec, kept_bytes, logits_bytes
+from p2pdiloco.tasks.own_tasks import GivenSection, specs_from_texts, texts_from_specs
+from p2pdiloco.tasks.task import Data, Task
+from p2pdiloco.tensors.sizes import MAX_TENSORS, Specs, TensorSpec, kept_bytes, logits_bytes
 from p2pdiloco.util import DAMAGE, Say, Values
 
 if TYPE_CHECKING:
     from torch import Tensor, device, nn
 
     from p2pdiloco.tasks.task import Batch
+    from p2pdiloco.tensors.layout import Tensors
 
 INIT_STD = 0.02
 PROMPT = '    """Return the '
@@ -50,27 +60,76 @@ SAMPLE_TEMPERATURE = 0.7
 _INTO_THE_STREAM = ("o_proj.weight", "down_proj.weight", "w2.weight")
 
 
-class CausalLM(Task):
+class LanguageModel(Task):
+    """Task whose samples are windows of text, as long as the model's context."""
+
+    @abstractmethod
+    def config(self) -> Values:
+        """config.json of the model, as `transformers` has it."""
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return int(self.section.context_tokens)
+
+    @property
+    def vocabulary(self) -> int:
+        stated = self.config().get("vocab_size")
+        if is_whole(stated):
+            return stated
+        return max((spec.shape[0] for spec in self.specs() if spec.embedding), default=0)
+
+    def broken_rule(self) -> str | None:
+        tokens, context = self.manifest.inner.tokens_per_step, self.tokens_per_sample
+        if tokens % context:
+            return (
+                f"inner.tokens_per_step must be a multiple of model.context_tokens ({context}), "
+                f"it is {tokens}"
+            )
+        return None
+
+    def pass_bytes(self, samples: int) -> int:
+        specs, tokens = self.specs(), samples * self.tokens_per_sample
+        used = self.config().get("num_experts_per_tok")
+        width = max((spec.shape[-1] for spec in specs if spec.embedding and spec.shape), default=0)
+        kept = kept_bytes(specs, tokens, self.vocabulary, used if is_whole(used) else 1)
+        return kept + logits_bytes(tokens, self.vocabulary, width)
+
+    def load_data(self, path: str | None) -> Data:
+        from p2pdiloco.tasks.hub_streams import load_corpus
+
+        return load_corpus(self.manifest.data, path, self.tokens_per_sample, self.tokenizer())
+
+    def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        from p2pdiloco.tasks.tokens import prompt_ids
+        from p2pdiloco.tasks.transformer import generate
+
+        tokenizer, context = self.tokenizer(), self.tokens_per_sample
+        most = min(self.vocabulary, tokenizer.vocabulary)
+        start = prompt_ids(tokenizer, prompt)
+        return tokenizer.decode(generate(model, start, tokens, context, most, temperature, seed))
+
+    def hub_files(self) -> dict[str, bytes]:
+        from p2pdiloco.tasks.hub_export import hub_files
+
+        return hub_files(self.manifest, self.config(), self.tokens_per_sample, self.tokenizer_file)
+
+
+class CausalLM(LanguageModel):
     """The task causal-lm. Figures: "loss" in nats per token, without the experts' balance."""
 
     Section: ClassVar[type[ModelSection]] = CausalLMSection
     section: CausalLMSection
 
-    @property
-    def tokens_per_sample(self) -> int:
-        return self.section.context_tokens
+    def config(self) -> Values:
+        return llama_config(self.section)
 
     def shapes_change(self, device: device, bf16: bool) -> bool:
         from p2pdiloco.tasks.transformer import computes_in_groups
 
         return self.section.experts > 0 and not computes_in_groups(self.section, device, bf16)
 
-    @property
-    def vocabulary(self) -> int:
-        return self.section.vocabulary
-
     def broken_rule(self) -> str | None:
-        model, tokens = self.section, self.manifest.inner.tokens_per_step
+        model = self.section
         shared = model.key_value_heads or model.heads
         rules = (
             (
@@ -98,13 +157,8 @@ class CausalLM(Task):
                 self._tensors() <= MAX_TENSORS,
                 f"a model must have at most {MAX_TENSORS} tensors, this one has {self._tensors()}",
             ),
-            (
-                tokens % model.context_tokens == 0,
-                f"inner.tokens_per_step must be a multiple of model.context_tokens ({model.context_tokens}), "
-                f"it is {tokens}",
-            ),
         )
-        return next((sentence for holds, sentence in rules if not holds), None) or self._too_much_shuffled()
+        return first_broken(rules) or super().broken_rule() or self._too_much_shuffled()
 
     def _tensors(self) -> int:
         """Number of tensors that `specs` lists, before anything is made for each of them."""
@@ -121,7 +175,7 @@ class CausalLM(Task):
             return None
         return f"data.shuffle_samples must be at most {most} for such a context, it is {samples}"
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         """Names and shapes of the parameters, by arithmetic: the daemon never builds a model. They are those
         of Hugging Face's Llama and Mixtral."""
         section, width = self.section, self.section.width
@@ -154,12 +208,7 @@ class CausalLM(Task):
         specs.append(TensorSpec("model.norm.weight", (width,)))
         return (*specs, *([] if section.tied_head else [TensorSpec("lm_head.weight", tokens)]))
 
-    def pass_bytes(self, samples: int) -> int:
-        section, tokens = self.section, samples * self.section.context_tokens
-        kept = kept_bytes(self.specs(), tokens, section.vocabulary, section.experts_per_token)
-        return kept + logits_bytes(tokens, section.vocabulary, section.width)
-
-    def initial_parameters(self) -> dict[str, Tensor]:
+    def initial_parameters(self) -> Tensors:
         """Matrices are uniform with standard deviation 0.02, the projections back into the residual stream
         divided by sqrt(2 layers) (GPT-2); norms are ones. The initial loss is about ln(vocabulary)."""
         import torch
@@ -179,16 +228,11 @@ class CausalLM(Task):
 
         return Transformer(self.section)
 
-    def load_data(self, path: str | None) -> Data:
-        from p2pdiloco.tasks.hub_streams import load_corpus
-
-        return load_corpus(self.manifest.data, path, self.section.context_tokens, self.tokenizer())
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         loss, balance = self._losses(model, batch)
         return loss if balance is None else loss + self.section.balance_weight * balance
 
-    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def metrics(self, model: nn.Module, batch: Batch) -> Tensors:
         loss, balance = self._losses(model, batch)
         return {"loss": loss} if balance is None else {"loss": loss, "balance": balance}
 
@@ -197,30 +241,11 @@ class CausalLM(Task):
         loss, balance = model(windows[:, :-1], windows[:, 1:])
         return loss, balance
 
-    def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        from p2pdiloco.tasks.tokens import prompt_ids
-        from p2pdiloco.tasks.transformer import generate
-
-        section, tokenizer = self.section, self.tokenizer()
-        start = prompt_ids(tokenizer, prompt)
-        most = min(section.vocabulary, tokenizer.vocabulary)
-        return tokenizer.decode(
-            generate(model, start, tokens, section.context_tokens, most, temperature, seed)
-        )
-
-    def hub_files(self) -> dict[str, bytes]:
-        from p2pdiloco.tasks.hub_export import hub_files
-        from p2pdiloco.tasks.hub_models import llama_config
-
-        context = self.section.context_tokens
-        return hub_files(self.manifest, llama_config(self.section), context, self.tokenizer_file)
-
     def sample(self, model: nn.Module) -> str:
         return PROMPT + self.written(model, PROMPT, SAMPLE_TOKENS, SAMPLE_TEMPERATURE, 0)
 
 
 HUB_TASK = "hf-causal-lm"
-INSTALL = install_hint("hub")
 CAUSAL_TOKENS = 8
 """Tokens about which a model is asked, to see how it computes its logits."""
 CAUSAL_NOISE = 1e-5
@@ -228,26 +253,18 @@ CAUSAL_NOISE = 1e-5
 way."""
 
 
-class HubSection(ModelSection, kw_only=True, omit_defaults=True):
+class HubSection(GivenSection, kw_only=True, omit_defaults=True):
     """Config of the architecture, and what follows from it."""
 
-    comments: ClassVar[dict[str, str]] = {
+    comments: ClassVar[dict[str, str]] = GivenSection.comments | {
         "config": "config.json of the architecture, as transformers writes it.",
         "context_tokens": "Tokens that the model sees at once.",
-        "parameters": "Name and shape of every parameter; run new writes them.",
-        "constants": "Name, shape and type of what else belongs to the model, and is not trained.",
-        "constants_sum": "SHA-256 of the constants' values.",
     }
     config: Annotated[str, Meta(min_length=2, max_length=32_768)]
-    context_tokens: Annotated[int, Meta(ge=8, le=131_072)]
-    parameters: Annotated[
-        list[Annotated[str, Meta(max_length=320)]], Meta(min_length=1, max_length=MAX_PARAMETERS)
-    ]
-    constants: Listed = field(default_factory=list)
-    constants_sum: Annotated[str, Meta(pattern=SHA256_PATTERN)] = ""
+    context_tokens: ContextTokens
 
 
-class HubCausalLM(Task):
+class HubCausalLM(LanguageModel):
     """The task hf-causal-lm. Figures: "loss" in nats per token.
 
     Names and shapes of the parameters are in the manifest too, so that daemons need not import
@@ -261,24 +278,13 @@ class HubCausalLM(Task):
     _plain_head = False
     """True: the models made here are a body and a plain matrix behind it."""
 
-    @property
-    def tokens_per_sample(self) -> int:
-        return self.section.context_tokens
-
-    @property
-    def vocabulary(self) -> int:
-        stated = json.loads(self.section.config).get("vocab_size")
-        if is_whole(stated):
-            return stated
-        return max((spec.shape[0] for spec in self.specs() if spec.embedding), default=0)
+    def config(self) -> Values:
+        found: Values = json.loads(self.section.config)
+        return found
 
     def broken_rule(self) -> str | None:
-        tokens, context = self.manifest.inner.tokens_per_step, self.section.context_tokens
-        if tokens % context:
-            return (
-                f"inner.tokens_per_step must be a multiple of model.context_tokens ({context}), "
-                f"it is {tokens}"
-            )
+        if broken := super().broken_rule():
+            return broken
         try:
             found = msgspec.json.decode(self.section.config)  # strictly: no bare Infinity, nor NaN
         except DAMAGE:
@@ -286,13 +292,11 @@ class HubCausalLM(Task):
         if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
             return "model.config must be a JSON object with a model_type"
         try:
-            broken = broken_shapes(self.section.parameters)
+            broken = self.section.broken()
             if not broken:
                 specs = self.specs()
-                broken = broken_constants(self.manifest.model, specs)
-            if not broken:
                 largest = max((size for spec in specs for size in spec.shape), default=0)
-                broken = broken_config(found, len(specs), context, largest)
+                broken = broken_config(found, len(specs), self.tokens_per_sample, largest)
         except RecursionError:
             broken = "model.config is nested too deeply"
         if broken:
@@ -305,25 +309,13 @@ class HubCausalLM(Task):
             return "run.initial must name version 0: p2pdiloco run new --architecture writes such a run.toml"
         return None
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         return specs_from_texts(self.section.parameters)
 
-    def pass_bytes(self, samples: int) -> int:
-        specs, tokens = self.specs(), samples * self.section.context_tokens
-        used = json.loads(self.section.config).get("num_experts_per_tok")
-        width = max((spec.shape[-1] for spec in specs if spec.embedding and spec.shape), default=0)
-        kept = kept_bytes(specs, tokens, self.vocabulary, used if is_whole(used) else 1)
-        return kept + logits_bytes(tokens, self.vocabulary, width)
-
     def model(self) -> nn.Module:
-        model = built(json.loads(self.section.config), self.specs())
+        model = built(self.config(), self.specs())
         self._plain_head = has_plain_head(model)
         return model
-
-    def load_data(self, path: str | None) -> Data:
-        from p2pdiloco.tasks.hub_streams import load_corpus
-
-        return load_corpus(self.manifest.data, path, self.section.context_tokens, self.tokenizer())
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         from torch.nn import functional
@@ -339,24 +331,6 @@ class HubCausalLM(Task):
             return next_token_loss(hidden.flatten(0, 1), head, targets)
         logits = whole(input_ids=ids, use_cache=False).logits
         return functional.cross_entropy(logits.float().flatten(0, 1), targets)
-
-    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        return {"loss": self.loss(model, batch)}
-
-    def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        from p2pdiloco.tasks.tokens import prompt_ids
-        from p2pdiloco.tasks.transformer import generate
-
-        tokenizer, context = self.tokenizer(), self.section.context_tokens
-        most = min(self.vocabulary, tokenizer.vocabulary)
-        start = prompt_ids(tokenizer, prompt)
-        return tokenizer.decode(generate(model, start, tokens, context, most, temperature, seed))
-
-    def hub_files(self) -> dict[str, bytes]:
-        from p2pdiloco.tasks.hub_export import hub_files
-
-        context = self.section.context_tokens
-        return hub_files(self.manifest, json.loads(self.section.config), context, self.tokenizer_file)
 
 
 def section_of(config: Values, context_tokens: int) -> HubSection:
@@ -385,7 +359,7 @@ def section_of(config: Values, context_tokens: int) -> HubSection:
     )
 
 
-def built(config: Values, expected: tuple[TensorSpec, ...], seed: int = 0) -> nn.Module:
+def built(config: Values, expected: Specs, seed: int = 0) -> nn.Module:
     """The model in fp32 with the architecture's own initialisation.
 
     Raises:
@@ -406,7 +380,7 @@ def built(config: Values, expected: tuple[TensorSpec, ...], seed: int = 0) -> nn
         return _made(config).float()
 
 
-def _meta(config: Values, expected: tuple[TensorSpec, ...] | None = None) -> nn.Module:
+def _meta(config: Values, expected: Specs | None = None) -> nn.Module:
     """Build without memory, in bounds if it is known what parameters are `expected`.
 
     Raises:
@@ -424,10 +398,8 @@ def _meta(config: Values, expected: tuple[TensorSpec, ...] | None = None) -> nn.
 
 def _config(config: Values) -> Any:
     """Without what would fetch something."""
-    try:
+    with needing(f"the task {HUB_TASK} needs the package transformers", "hub"):
         from transformers import CONFIG_MAPPING, AutoConfig, __version__
-    except ImportError as error:
-        raise UserError(f"the task {HUB_TASK} needs transformers: {error}", INSTALL) from error
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise UserError(
@@ -441,12 +413,8 @@ def _config(config: Values) -> Any:
             "model_type",
             "check its spelling, or install a newer release",
         )
-    try:
+    with in_a_sentence(f'transformers cannot build a causal model "{kind}"'):
         return AutoConfig.for_model(**with_infinite(harmless(config)))
-    except Exception as error:  # (whatever an architecture thinks of a config; told as one sentence)
-        raise UserError(
-            f'transformers cannot build a causal model "{kind}": {first_line(error)}'[:500]
-        ) from error
 
 
 def _model_class(made: Any) -> Any:
@@ -468,17 +436,21 @@ def _made(config: Values) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     factory: Any = AutoModelForCausalLM
-    try:
+    with in_a_sentence(f'transformers cannot build a causal model "{made.model_type}"'):
         # The library's own implementations, in torch: of attention sdpa, or eager where the model has none.
         model: nn.Module = factory.from_config(
             made, trust_remote_code=False, attn_implementation=None, experts_implementation=None
         )
-    except Exception as error:  # (whatever an architecture thinks of a config; told as one sentence)
-        kind = config.get("model_type")
-        raise UserError(
-            f'transformers cannot build a causal model "{kind}": {first_line(error)}'[:500]
-        ) from error
     return model
+
+
+def keep_quiet() -> None:
+    """Have `transformers` say nothing but errors."""
+    from transformers.utils import logging
+
+    log: Any = logging
+    log.set_verbosity_error()
+    log.disable_progress_bar()
 
 
 def has_plain_head(model: nn.Module) -> bool:
@@ -487,12 +459,12 @@ def has_plain_head(model: nn.Module) -> bool:
     import torch
     from torch.nn import functional
 
+    from p2pdiloco.tasks.initial import evaluating
+
     whole: Any = model
     ids = torch.arange(CAUSAL_TOKENS).unsqueeze(0)
-    was_training = model.training
     try:
-        with torch.no_grad():
-            model.eval()
+        with torch.no_grad(), evaluating(model):
             head, body = whole.get_output_embeddings(), whole.base_model
             if body is model or getattr(head, "bias", None) is not None:
                 return False
@@ -501,8 +473,6 @@ def has_plain_head(model: nn.Module) -> bool:
             found = functional.linear(hidden, head.weight)
     except Exception:  # noqa: BLE001 (whatever an architecture lacks or thinks: its own logits are taken then)
         return False
-    finally:
-        model.train(was_training)
     return torch.equal(found, expected)
 
 
@@ -517,16 +487,12 @@ def check_causal(model: nn.Module, kind: object) -> None:
     """
     import torch
 
+    from p2pdiloco.tasks.initial import evaluating
+
     ids = torch.arange(CAUSAL_TOKENS).repeat(2, 1)
     ids[1, -1] = 0
-    was_training = model.training
-    try:
-        with torch.no_grad():
-            here, there = model.eval()(input_ids=ids, use_cache=False).logits[:, :-1].float()
-    except Exception as error:  # (whatever an architecture thinks of its input; told as one sentence)
-        raise UserError(f'the model "{kind}" takes no plain text: {first_line(error)}'[:500]) from error
-    finally:
-        model.train(was_training)
+    with in_a_sentence(f'the model "{kind}" takes no plain text'), torch.no_grad(), evaluating(model):
+        here, there = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
     if not (here - there).abs().max() <= CAUSAL_NOISE * here.abs().max():
         raise UserError(
             f'the model "{kind}" is not causal: what it says of a token depends on the next one',
@@ -541,22 +507,15 @@ def existing(folder: Path, config: Values, words: str, types: Mapping[str, str],
     Raises:
         UserError: `transformers` is not installed, or does not load it, or not all of it.
     """
-    try:
+    with needing(f"the task {HUB_TASK} needs the package transformers", "hub"):
         from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
-    except ImportError as error:
-        raise UserError(f"the task {HUB_TASK} needs transformers: {error}", INSTALL) from error
     made = _config(config)
     factory: Any = AutoModelForCausalLM
-    log: Any = logging
-    log.set_verbosity_error()  # what is missing is told below, in a sentence
-    log.disable_progress_bar()
-    try:
+    keep_quiet()  # what is missing is told below, in a sentence
+    with in_a_sentence(f"transformers does not load {words}"):
         found, report = factory.from_pretrained(
             folder, config=made, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
-    except Exception as error:  # (whatever is wrong with the files; told as one sentence)
-        raise UserError(f"transformers does not load {words}: {first_line(error)}"[:500]) from error
     check_loaded(found, report, types, words, say)
     model: nn.Module = found
     return model.float()

@@ -8,7 +8,7 @@ forward pass of training moves; all others are constants. A tied parameter has i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import safetensors
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from p2pdiloco.errors import StorageError, UserError, first_line
 from p2pdiloco.tasks.initial import plain_name, plain_parameters, tensor_specs
 from p2pdiloco.tasks.task import KINDS, Constant, Task
-from p2pdiloco.tensors.sizes import TensorSpec
+from p2pdiloco.tensors.layout import TensorMap, Tensors
+from p2pdiloco.tensors.sizes import Specs, TensorSpec
 from p2pdiloco.util import Frozen
 
 MEAN, VARIANCE = "running_mean", "running_var"
@@ -29,16 +30,16 @@ _HINT = "all members' models are the same: look at the releases of the model's l
 class Description(Frozen):
     """Parts of a model, by name."""
 
-    parameters: tuple[TensorSpec, ...]
+    parameters: Specs
     trained: frozenset[str]
     """Names of the parameters that require gradients."""
-    statistics: dict[str, Tensor]
+    statistics: Tensors
     """Persistent buffers that training changes: of batch, instance and spectral norm, and of averages."""
-    constants: dict[str, Tensor]
+    constants: Tensors
     """Persistent buffers of all other kinds."""
 
     @property
-    def averageable(self) -> tuple[TensorSpec, ...]:
+    def averageable(self) -> Specs:
         """Statistics that can be merged as parameters are: means and variances."""
         return tuple(
             TensorSpec(name, tuple(value.shape), embedding=True)
@@ -83,9 +84,9 @@ def describe(model: nn.Module) -> Description:
     )
 
 
-def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+def persistent_buffers(model: nn.Module) -> Tensors:
     """Buffers that the model saves, by name; of one with several names the first."""
-    kept: dict[str, Tensor] = {}
+    kept: Tensors = {}
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
@@ -117,7 +118,7 @@ def _plain(prefix: str, name: str) -> str:
     return plain_name(f"{prefix}.{name}".removeprefix("."))
 
 
-def carried(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def carried(constants: TensorMap) -> Tensors:
     """Copy constants as a run carries them, to the CPU.
 
     Raises:
@@ -129,21 +130,23 @@ def carried(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _carried(name: str, value: Tensor) -> Tensor:
     if value.dtype in (torch.float16, torch.bfloat16):
         value = value.float()
-    if _kind(value) not in KINDS:
+    if name_of(value.dtype) not in KINDS:
         raise UserError(
-            f"the buffer {name} of the model is of type {_kind(value)}, which no run carries",
+            f"the buffer {name} of the model is of type {name_of(value.dtype)}, which no run carries",
             f"types are {', '.join(KINDS)}; register what the model works out itself with persistent=False",
         )
     return value.cpu().contiguous()
 
 
-def listed(constants: Mapping[str, Tensor]) -> tuple[Constant, ...]:
+def listed(constants: TensorMap) -> tuple[Constant, ...]:
     """List constants as a manifest does."""
-    return tuple(Constant(name, tuple(value.shape), _kind(value)) for name, value in constants.items())
+    return tuple(
+        Constant(name, tuple(value.shape), name_of(value.dtype)) for name, value in constants.items()
+    )
 
 
 @torch.no_grad()
-def put_constants(model: nn.Module, constants: Mapping[str, Tensor]) -> None:
+def put_constants(model: nn.Module, constants: TensorMap) -> None:
     """Put a run's constants into an instance of its model.
 
     Raises:
@@ -161,7 +164,7 @@ def put_constants(model: nn.Module, constants: Mapping[str, Tensor]) -> None:
         own[name].copy_(value)
 
 
-def load_constants(path: Path, wanted: Sequence[Constant]) -> dict[str, Tensor]:
+def load_constants(path: Path, wanted: Sequence[Constant]) -> Tensors:
     """Load the constants that a manifest lists from a file of version 0, and nothing else of it.
 
     Raises:
@@ -180,7 +183,7 @@ def load_constants(path: Path, wanted: Sequence[Constant]) -> dict[str, Tensor]:
     return found
 
 
-def instance_of(task: Task, constants: Mapping[str, Tensor]) -> nn.Module:
+def instance_of(task: Task, constants: TensorMap) -> nn.Module:
     """Make an instance of a run's model, with the run's constants in it.
 
     Raises:
@@ -197,5 +200,6 @@ def instance_of(task: Task, constants: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-def _kind(value: Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
+def name_of(kind: torch.dtype) -> str:
+    """Name of a type of elements, as torch and NumPy share it."""
+    return str(kind).removeprefix("torch.")

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from p2pdiloco.config.manifest import TOKENIZER_PATTERN, DataSection
-from p2pdiloco.errors import DataError, UserError, first_line, install_hint
+from p2pdiloco.errors import DataError, UserError, first_line, install_hint, needing
 from p2pdiloco.util import DAMAGE, Values
 
 SUFFIXES = {"jsonl": (".jsonl", ".jsonl.gz", ".ndjson"), "parquet": (".parquet",)}
@@ -34,6 +34,12 @@ _ROWS_TOGETHER = 1024
 
 
 INSTALL = install_hint("hub")
+
+
+def check_path(path: Path) -> None:
+    """Raises: DataError (there is no such file or folder)."""
+    if not path.exists():
+        raise DataError(f"the data path {path} does not exist", "check --data")
 
 
 def rows(path: Path, section: DataSection) -> Iterator[str]:
@@ -96,11 +102,9 @@ def _bounded_lines(path: Path) -> Iterator[bytes]:
 
 
 def _parquet(path: Path, field: str) -> Iterator[Any]:
-    try:
+    with needing("a parquet file needs the package pyarrow", "hub", DataError):
         import pyarrow as arrow
         from pyarrow import parquet
-    except ImportError as error:
-        raise DataError("parquet files need the package pyarrow, and it is not installed", INSTALL) from error
     try:
         with parquet.ParquetFile(path) as file:
             if field not in file.schema_arrow.names:
@@ -209,10 +213,8 @@ def hub_file(name: str, file: str, revision: str = "") -> Path:
     Raises:
         UserError: the package is missing, or there is no such file, or no way to it.
     """
-    try:
+    with needing(f"{file} of the hub needs the package huggingface_hub", "hub"):
         from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise UserError(f"{file} of the hub needs the package huggingface_hub", INSTALL) from error
     # It tells of every attempt; what came of them is one sentence.
     attempts = logging.getLogger("huggingface_hub")
     level = attempts.level

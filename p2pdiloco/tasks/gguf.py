@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from p2pdiloco.errors import UserError, first_line, install_hint
+from p2pdiloco.errors import UserError, in_a_sentence, needing
+from p2pdiloco.tasks.causal_lm import keep_quiet
 from p2pdiloco.tasks.hub_models import check_loaded
 from p2pdiloco.util import Frozen, Say, Values
 
@@ -169,7 +170,10 @@ def save_as_folder(file: Path, folder: Path, say: Say, tokenizer: bool) -> None:
             f"{file} is one of {parts} parts of a split GGUF file",
             "join them: llama.cpp's llama-gguf-split --merge FIRST-PART WHOLE",
         )
-    _check_packages()
+    with needing("a GGUF file needs a package", "hub"):
+        import accelerate  # noqa: F401
+        import gguf  # noqa: F401
+        import transformers.integrations.gguf  # noqa: F401 (older releases have none)
     with tempfile.TemporaryDirectory() as alone:  # the library takes other files of a folder along
         (Path(alone) / "model.gguf").symlink_to(file.absolute())
         model = _loaded(alone, header, str(file), say)
@@ -183,28 +187,16 @@ def save_as_folder(file: Path, folder: Path, say: Say, tokenizer: bool) -> None:
             _save_tokenizer(alone, folder, header, str(file))
 
 
-def _check_packages() -> None:
-    """Raises: UserError (a package is missing)."""
-    try:
-        import accelerate  # noqa: F401
-        import gguf  # noqa: F401
-        import transformers.integrations.gguf  # noqa: F401 (older releases have none)
-    except ImportError as error:
-        raise UserError(
-            f"a GGUF file needs a package that is not installed: {error}", install_hint("hub")
-        ) from error
-
-
 def _loaded(folder: str, header: GgufHeader, words: str, say: Say) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
-    from transformers.utils import logging
 
-    log: Any = logging
-    log.set_verbosity_error()
-    log.disable_progress_bar()
+    keep_quiet()
     factory: Any = AutoModelForCausalLM
-    try:
+    with in_a_sentence(
+        f'transformers does not load {words}, of the architecture "{header.architecture[:50]}"',
+        f"it reads GGUF files of {', '.join(_architectures())}",
+    ):
         config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf", trust_remote_code=False)
         _refuse_unread(header, config.to_dict(), words)
         model, report = factory.from_pretrained(
@@ -215,14 +207,6 @@ def _loaded(folder: str, header: GgufHeader, words: str, say: Say) -> Any:
             quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True,
         )
-    except UserError:
-        raise
-    except Exception as error:  # (whatever the library thinks of a file; told as one sentence)
-        raise UserError(
-            f'transformers does not load {words}, of the architecture "{header.architecture[:50]}": '
-            f"{first_line(error)}"[:500],
-            f"it reads GGUF files of {', '.join(_architectures())}",
-        ) from error
     check_loaded(model, report, {}, words, say)
     unread = _unread_tensors(header, model)
     if unread:
@@ -333,7 +317,7 @@ def _save_tokenizer(alone: str, folder: Path, header: GgufHeader, words: str) ->
     cut = header.values.get("tokenizer.ggml.pre")
     if header.values.get("tokenizer.ggml.model") == "gpt2" and cut not in _ways_to_cut():
         raise UserError(f'{words} cuts text as "{str(cut)[:50]}", which transformers does not know', hint)
-    try:
+    with in_a_sentence(f"transformers does not convert the tokenizer of {words}", hint):
         found = AutoTokenizer.from_pretrained(alone, gguf_file="model.gguf", trust_remote_code=False)
         found.save_pretrained(folder)
         # The library's classes bring tokens of their own, behind those that the model knows.
@@ -342,10 +326,6 @@ def _save_tokenizer(alone: str, folder: Path, header: GgufHeader, words: str) ->
         known = header.values["tokenizer.ggml.tokens"]
         content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < known]
         written.write_text(json.dumps(content, ensure_ascii=False))
-    except Exception as error:  # (whatever the library thinks of a file; told as one sentence)
-        raise UserError(
-            f"transformers does not convert the tokenizer of {words}: {first_line(error)}"[:500], hint
-        ) from error
 
 
 def _ways_to_cut() -> set[Any]:

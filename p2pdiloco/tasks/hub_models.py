@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from p2pdiloco.config.manifest import CausalLMSection
+from p2pdiloco.config.manifest import CausalLMSection, first_broken
 from p2pdiloco.config.values import is_number, is_whole
 from p2pdiloco.errors import UserError
 from p2pdiloco.util import Say, Values
@@ -315,6 +315,21 @@ DEFAULTS: dict[str, Values] = {
 }
 """Values that a config.json of these architectures means where it says nothing. A test compares all with the
 classes of `transformers`."""
+NAMES = {
+    "vocab_size": "vocabulary",
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "max_position_embeddings": "context_tokens",
+    "rms_norm_eps": "norm_epsilon",
+    "tie_word_embeddings": "tied_head",
+}
+"""Keys of causal-lm's table by those of config.json that say the same."""
+EXPERT_NAMES = {
+    "num_local_experts": "experts",
+    "num_experts_per_tok": "experts_per_token",
+    "router_aux_loss_coef": "balance_weight",
+}
 ALIASES = {"num_experts": "num_local_experts"}
 """Other names by which a config may call its keys."""
 
@@ -322,45 +337,28 @@ ALIASES = {"num_experts": "num_local_experts"}
 def llama_config(section: CausalLMSection) -> Values:
     """config.json of the model, as LlamaForCausalLM or, with experts, MixtralForCausalLM.
     `tasks.transformer` has parameters of their names and shapes."""
-    config: Values = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": LLAMA,
-        "vocab_size": section.vocabulary,
-        "hidden_size": section.width,
-        "intermediate_size": section.feed_forward_width,
-        "num_hidden_layers": section.layers,
-        "num_attention_heads": section.heads,
-        "num_key_value_heads": section.key_value_heads or section.heads,
-        "head_dim": section.head_width,
-        "hidden_act": "silu",
-        "max_position_embeddings": section.context_tokens,
-        "rms_norm_eps": section.norm_epsilon,
-        # The first is how releases from 5 on say it, the second how earlier ones do.
-        "rope_parameters": {"rope_type": "default", "rope_theta": section.rope_base},
-        "rope_theta": section.rope_base,
-        "tie_word_embeddings": section.tied_head,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "dtype": "float32",
-        # Else they would be those of Llama's first tokenizer.
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-    }
-    if section.experts:
-        config |= {
-            "architectures": ["MixtralForCausalLM"],
-            "model_type": MIXTRAL,
-            "num_local_experts": section.experts,
-            "num_experts_per_tok": section.experts_per_token,
-            "router_aux_loss_coef": section.balance_weight,
-            "sliding_window": None,
-            "output_router_logits": False,
-            "router_jitter_noise": 0.0,
+    kind, form = (MIXTRAL, "MixtralForCausalLM") if section.experts else (LLAMA, "LlamaForCausalLM")
+    names = NAMES | (EXPERT_NAMES if section.experts else {})
+    config: Values = {key: getattr(section, name) for key, name in names.items()}
+    return (
+        DEFAULTS[kind]
+        | config
+        | {
+            "architectures": [form],
+            "model_type": kind,
+            "intermediate_size": section.feed_forward_width,
+            "num_key_value_heads": section.key_value_heads or section.heads,
+            "head_dim": section.head_width,
+            # The first is how releases from 5 on say it, the second how earlier ones do.
+            "rope_parameters": {"rope_type": "default", "rope_theta": section.rope_base},
+            "rope_theta": section.rope_base,
+            "dtype": "float32",
+            # Else they would be those of Llama's first tokenizer.
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
         }
-    return config
+    )
 
 
 def section_of(config: Values, context_tokens: int = 0) -> CausalLMSection:
@@ -374,25 +372,15 @@ def section_of(config: Values, context_tokens: int = 0) -> CausalLMSection:
     if broken:
         raise UserError(f"the model is not of a form that causal-lm has: {broken}")
     config, kind = with_defaults(config), config["model_type"]
-    heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
-    table: Values = {
-        "layers": config["num_hidden_layers"],
-        "heads": heads,
-        "key_value_heads": 0 if shared in (None, heads) else shared,
-        "width": config["hidden_size"],
+    shared = config["num_key_value_heads"]
+    names = NAMES | (EXPERT_NAMES if kind == MIXTRAL else {})
+    table: Values = {name: config[key] for key, name in names.items()} | {
+        "key_value_heads": 0 if shared in (None, config["num_attention_heads"]) else shared,
         "hidden_width": config["intermediate_size"],
-        "context_tokens": context_tokens or config["max_position_embeddings"],
-        "vocabulary": config["vocab_size"],
-        "tied_head": config["tie_word_embeddings"],
         "rope_base": _rope(config).get("rope_theta") or config["rope_theta"] or DEFAULTS[kind]["rope_theta"],
-        "norm_epsilon": config["rms_norm_eps"],
     }
-    if kind == MIXTRAL:
-        table |= {
-            "experts": config["num_local_experts"],
-            "experts_per_token": config["num_experts_per_tok"],
-            "balance_weight": config["router_aux_loss_coef"],
-        }
+    if context_tokens:
+        table["context_tokens"] = context_tokens
     try:
         return msgspec.convert(table, CausalLMSection)
     except msgspec.ValidationError as error:
@@ -432,7 +420,7 @@ def difference_from_ours(config: Values) -> str:
         ),
         ((config["head_dim"] or width // heads) * heads == width, "its heads are not width / heads wide"),
     )
-    return next((words for holds, words in rules if not holds), "")
+    return first_broken(rules) or ""
 
 
 NOT_PARAMETERS = (".inv_freq", ".attn.bias", ".attn.masked_bias")

@@ -27,8 +27,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from p2pdiloco.config.manifest import DataSection
-from p2pdiloco.errors import DataError, UserError, first_line
-from p2pdiloco.tasks.documents import ANY_NAME, DAMAGED, INSTALL, MAX_LINE_BYTES, hash64, is_heldout
+from p2pdiloco.errors import DataError, UserError, first_line, needing
+from p2pdiloco.tasks.documents import (
+    ANY_NAME,
+    DAMAGED,
+    INSTALL,
+    MAX_LINE_BYTES,
+    check_path,
+    hash64,
+    is_heldout,
+)
 from p2pdiloco.tasks.task import Data, Place
 from p2pdiloco.tasks.text import Packer, Windows
 from p2pdiloco.tasks.tokens import Tokenizer, Tokens
@@ -109,7 +117,7 @@ class _Reader:
         self._begin = place
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="data")
-        self._next: Future[_Block] | None = self._thread.submit(self._read_block, place)
+        self._next: Future[_Block] = self._thread.submit(self._read_block, place)
 
     @property
     def place(self) -> Place:
@@ -142,7 +150,6 @@ class _Reader:
                     # Nothing of it is left to take, however often somebody asks.
                     self._block = replace(self._block, windows=self._block.windows[:0])
                     return False
-            assert self._next is not None
             self._block = self._next.result()
             if not self._block.is_last:
                 self._next = self._thread.submit(self._read_block, self._block.then)
@@ -241,20 +248,16 @@ def _left_out(root: Path) -> str:
 
 
 def _opened(section: DataSection, path: str | None, split: str) -> Any:
-    try:
+    with needing("streamed data needs the package datasets", "hub", DataError):
         import datasets
-    except ImportError as error:
-        raise DataError(
-            "streamed data needs the package datasets, and it is not installed", INSTALL
-        ) from error
     if int(datasets.__version__.partition(".")[0]) < OLDEST_MAJOR:
         raise DataError(
             f"datasets {datasets.__version__} may run code that lies in a data set", f"{INSTALL} --upgrade"
         )
     if path is None and not section.dataset:
         raise DataError("this run streams each node's own data set, and none is given", "add --data FOLDER")
-    if path is not None and not Path(path).exists():
-        raise DataError(f"the data path {path} does not exist", "check --data")
+    if path is not None:
+        check_path(Path(path))
     if path is None and "/" not in section.dataset:
         # `datasets` takes "text", "json" or "csv" for all such files of the current folder.
         raise DataError(
@@ -276,7 +279,7 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
         )
         if path is None:
             _only_of_the_hub(section.dataset, builder.config.data_files)
-        read_only(builder, section.field, _stream_errors)
+        read_only(builder, section.field)
         found = builder.as_streaming_dataset(split=split)
         names = found.column_names or list(next(iter(found), {}))
     except _stream_errors(ValueError, RuntimeError) as error:
@@ -344,9 +347,9 @@ class StreamCut(Exception):
     """Error of a stream that may go on if it is opened again; says in which file."""
 
 
-def read_only(builder: Any, field: str, transient: Callable[[], tuple[type[Exception], ...]]) -> None:
-    """Have a builder's files read for this column alone. Errors name the file: `StreamCut` for those of the
-    classes that `transient` gives, a `UserError` for all others.
+def read_only(builder: Any, field: str) -> None:
+    """Have a builder's files read for this column alone. Errors name the file: `StreamCut` for those
+    of a stream that broke, a `UserError` for all others.
 
     `datasets` gives all files the columns and types of the first one, and fails where another file's differ.
     It knows no way to read a part of JSON; so such files are read here.
@@ -371,7 +374,7 @@ def read_only(builder: Any, field: str, transient: Callable[[], tuple[type[Excep
             yield from tables(**files)
         except (UserError, StreamCut, MemoryError):
             raise
-        except transient() as error:
+        except _stream_errors() as error:
             raise StreamCut(f"{file}: {first_line(error)}") from error
         except Exception as error:  # whatever a library makes of bytes that it did not expect
             raise DataError(
@@ -410,30 +413,25 @@ def _of_json(opened: Callable[..., Any], name: str, field: str) -> Iterator[tupl
     import pyarrow as arrow
 
     with opened(name, "rb") as file:
-        texts: list[str | None] = []
+        rows = enumerate(_rows(file, name), 1)
         keys: dict[str, None] = {}
-        is_found, batch = False, 0
-        for number, row in enumerate(_rows(file, name), 1):
-            if isinstance(row, str):
-                row = {"text": row}
-            text = row.get(field) if isinstance(row, dict) else row
-            if text is not None and not isinstance(text, str):
-                raise DataError(f'"{field}" is no text in row {number} of {name}', "check data.field")
-            is_found = is_found or (isinstance(row, dict) and field in row)
-            keys |= dict.fromkeys(row or ()) if not is_found else {}
-            texts.append(text)
-            if len(texts) == _ROWS_TOGETHER:
-                _check(is_found, name, field, keys)
-                yield (0, batch), arrow.table({field: arrow.array(texts, arrow.string())})
-                texts, batch = [], batch + 1
-        if texts:
-            _check(is_found, name, field, keys)
+        is_found = False
+        for batch, some in enumerate(iter(lambda: list(islice(rows, _ROWS_TOGETHER)), [])):
+            texts: list[str | None] = []
+            for number, row in some:
+                if isinstance(row, str):
+                    row = {"text": row}
+                text = row.get(field) if isinstance(row, dict) else row
+                if text is not None and not isinstance(text, str):
+                    raise DataError(f'"{field}" is no text in row {number} of {name}', "check data.field")
+                is_found = is_found or (isinstance(row, dict) and field in row)
+                keys |= dict.fromkeys(row or ()) if not is_found else {}
+                texts.append(text)
+            if not is_found:
+                raise DataError(
+                    f'{name} has no column "{field}"', f"data.field: it has {', '.join(keys)}"[:300]
+                )
             yield (0, batch), arrow.table({field: arrow.array(texts, arrow.string())})
-
-
-def _check(is_found: bool, name: str, field: str, keys: dict[str, None]) -> None:
-    if not is_found:
-        raise DataError(f'{name} has no column "{field}"', f"data.field: it has {', '.join(keys)}"[:300])
 
 
 def _rows(file: Any, name: str) -> Iterator[Any]:

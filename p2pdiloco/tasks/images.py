@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pdiloco.config.manifest import STAGES, DataSection, ImageSection
-from p2pdiloco.errors import DataError, UserError, first_line, install_hint
-from p2pdiloco.tasks.documents import is_heldout
+from p2pdiloco.errors import DataError, UserError, first_line, needing
+from p2pdiloco.tasks.documents import check_path, is_heldout
 from p2pdiloco.tasks.task import Data
 from p2pdiloco.tasks.transformer import attention
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch, Indices
 
 FILES_MAX_BYTES = 4 << 30
-INSTALL = install_hint("vision")
 DIGITS = 10
 _DIGIT_RANGE = 16
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -83,12 +82,8 @@ def load_images(section: DataSection, model: ImageSection, path: str | None) -> 
 
 
 def _digits(model: ImageSection) -> tuple[Pixels, Pixels, list[str]]:
-    try:
+    with needing("the embedded images need the package scikit-learn", "vision", DataError):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise DataError(
-            "the embedded images are scikit-learn's digits, and it is not installed", INSTALL
-        ) from error
     if model.classes != DIGITS:
         raise DataError(f"the embedded images have {DIGITS} classes, model.classes is {model.classes}")
     found = load_digits()
@@ -115,8 +110,7 @@ def _folders(root: Path, model: ImageSection) -> tuple[Pixels, Pixels, list[str]
 
 def _class_folders(root: Path, model: ImageSection) -> Sequence[str]:
     """By class. Some of those that the manifest names may be missing here."""
-    if not root.exists():
-        raise DataError(f"the data path {root} does not exist", "check --data")
+    check_path(root)
     try:
         found = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
     except OSError as error:
@@ -174,10 +168,8 @@ def _scaled(image: Any, model: ImageSection) -> Pixels:
 
 
 def _pillow() -> Any:
-    try:
+    with needing("images need the package Pillow", "vision", DataError):
         from PIL import Image
-    except ImportError as error:
-        raise DataError("images need Pillow, and it is not installed", INSTALL) from error
     return Image
 
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import Dtype
 from p2pdiloco.errors import UserError
-from p2pdiloco.tensors.sizes import TensorSpec
+from p2pdiloco.tensors.layout import Tensors
+from p2pdiloco.tensors.sizes import Specs, TensorSpec
 
 EMBEDDING_STD = 0.02
 _DRAW_CHUNK = 1 << 20
@@ -27,17 +28,25 @@ _HALF_RANGE = 1 << 23
 
 
 def uniform(seed: int, spec: TensorSpec, std: float) -> Tensor:
-    """A fp32 tensor of uniform values with this standard deviation, a function of seed and name alone."""
-    return torch.from_numpy(_uniform(f"{seed}/{spec.name}", spec.numel, std)).view(spec.shape)
+    """A fp32 tensor of uniform values with this standard deviation, a function of seed and name alone.
+
+    The upper 23 bits k of a raw Philox word give the odd integer 2k + 1 - 2^23, exact in fp32; it is
+    multiplied once (one IEEE rounding) by a scale that is computed in double and rounded to fp32.
+    """
+    text = f"p2pdiloco/init/{seed}/{spec.name}"
+    generator = np.random.Philox(key=int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little"))
+    scale = np.float32(std * math.sqrt(3) / _HALF_RANGE)
+    values = np.empty(spec.numel, dtype=np.float32)
+    for start in range(0, spec.numel, _DRAW_CHUNK):
+        part = values[start : start + _DRAW_CHUNK]
+        k = (generator.random_raw(part.size) >> np.uint64(41)).astype(np.int64)
+        part[:] = (2 * k + 1 - _HALF_RANGE).astype(np.float32) * scale
+    return torch.from_numpy(values).view(spec.shape)
 
 
-def plain_start(seed: int, specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    """Draw matrices, embeddings and vectors in a way that suits most models
+def plain_start(seed: int, spec: TensorSpec) -> Tensor:
+    """Draw a matrix, embedding or vector in a way that suits most models
     (`tasks.task.Task.initial_parameters`)."""
-    return {spec.name: _plain_array(seed, spec) for spec in specs}
-
-
-def _plain_array(seed: int, spec: TensorSpec) -> Tensor:
     if len(spec.shape) > 1:
         inputs = spec.numel // spec.rows
         return uniform(seed, spec, EMBEDDING_STD if spec.embedding else 1 / math.sqrt(inputs))
@@ -45,21 +54,16 @@ def _plain_array(seed: int, spec: TensorSpec) -> Tensor:
     return torch.ones(spec.shape) if is_norm else torch.zeros(spec.shape)
 
 
-def _uniform(seed: str, numel: int, std: float) -> NDArray[np.float32]:
-    """numel uniform fp32 values with this standard deviation, a pure function of the seed text.
-
-    The upper 23 bits k of a raw Philox word give the odd integer 2k + 1 - 2^23, exact in fp32; it is
-    multiplied once (one IEEE rounding) by a scale that is computed in double and rounded to fp32.
-    """
-    key = int.from_bytes(hashlib.sha256(f"p2pdiloco/init/{seed}".encode()).digest()[:16], "little")
-    generator = np.random.Philox(key=key)
-    scale = np.float32(std * math.sqrt(3) / _HALF_RANGE)
-    values = np.empty(numel, dtype=np.float32)
-    for start in range(0, numel, _DRAW_CHUNK):
-        part = values[start : start + _DRAW_CHUNK]
-        k = (generator.random_raw(part.size) >> np.uint64(41)).astype(np.int64)
-        part[:] = (2 * k + 1 - _HALF_RANGE).astype(np.float32) * scale
-    return values
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Context in which the model does nothing that it does in training only."""
+    trained = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in trained:
+            module.training = True
 
 
 WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
@@ -91,7 +95,7 @@ def plain_name(name: str) -> str:
     return WITHIN.sub("", f"{name}.")[:-1]
 
 
-def named_parameters(model: nn.Module) -> dict[str, Tensor]:
+def named_parameters(model: nn.Module) -> Tensors:
     """Name -> the parameter's tensor itself. A parameter with two names (a tied one) has its first."""
     return {name: parameter.data for name, parameter in plain_parameters(model)}
 
@@ -113,7 +117,7 @@ def rounded(name: str, value: Tensor, dtype: Dtype) -> Tensor:
     return found
 
 
-def tensor_specs(model: nn.Module) -> tuple[TensorSpec, ...]:
+def tensor_specs(model: nn.Module) -> Specs:
     """Name and shape of every parameter, for `tensors.layout.plan_fragments`; weights of `nn.Embedding` are
     embeddings."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta, field
 
-from p2pdiloco.config.manifest import SHA256_PATTERN, STAGES, ImageSection, ModelSection
+from p2pdiloco.config.manifest import STAGES, Digest, ImageSection, ModelSection, first_broken, table
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.task import Data, Listed, Task, broken_constants
-from p2pdiloco.tensors.sizes import TensorSpec, kept_bytes
+from p2pdiloco.tasks.task import Data, Listed, Task, broken_constants, shape_of, shape_text
+from p2pdiloco.tensors.sizes import Specs, TensorSpec, kept_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from p2pdiloco.tasks.task import Batch
+    from p2pdiloco.tensors.layout import Tensors
 
 OWN_LOOP = "own-loop"
 MAX_PARAMETERS = 4096
@@ -31,11 +32,11 @@ _FORM = re.compile(r"([^\s\x00-\x1f\x7f]{1,200}) (-|[0-9]{1,12}(?:x[0-9]{1,12}){
 _WHY = "the run is trained by programs with a loop of their own"
 
 
-class OwnLoopSection(ModelSection, kw_only=True, omit_defaults=True):
-    """Names and shapes of the parameters."""
+class GivenSection(ModelSection, kw_only=True, omit_defaults=True):
+    """Names and shapes of a given model's parameters and constants."""
 
     comments: ClassVar[dict[str, str]] = {
-        "parameters": "Name and shape of every parameter, such as layer.weight 64x32; written by new_run.",
+        "parameters": "Name and shape of every parameter, such as w 64x32; run new and new_run write them.",
         "constants": "Name, shape and type of what else belongs to the model, and is not trained.",
         "constants_sum": "SHA-256 of the constants' values.",
     }
@@ -43,21 +44,31 @@ class OwnLoopSection(ModelSection, kw_only=True, omit_defaults=True):
         list[Annotated[str, Meta(max_length=320)]], Meta(min_length=1, max_length=MAX_PARAMETERS)
     ]
     constants: Listed = field(default_factory=list)
-    constants_sum: Annotated[str, Meta(pattern=SHA256_PATTERN)] = ""
+    constants_sum: Digest = ""
+
+    def broken(self) -> str | None:
+        """Say what is wrong with both lists, as half a sentence; None: nothing."""
+        for text in self.parameters:
+            if not _FORM.fullmatch(text):
+                return f'model.parameters has "{text}", which is not a name and a shape'
+        specs = specs_from_texts(self.parameters)
+        if len({spec.name for spec in specs}) < len(specs):
+            return "model.parameters has one name twice"
+        return broken_constants(table(self), specs)
 
 
 class OwnLoop(Task):
     """The task own-loop."""
 
-    Section: ClassVar[type[ModelSection]] = OwnLoopSection
-    section: OwnLoopSection
+    Section: ClassVar[type[ModelSection]] = GivenSection
+    section: GivenSection
 
     def broken_rule(self) -> str | None:
         if not self.manifest.run.initial:
             return "run.initial must name version 0: p2pdiloco.new_run writes such a run.toml"
-        return broken_shapes(self.section.parameters) or broken_constants(self.manifest.model, self.specs())
+        return self.section.broken()
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         return specs_from_texts(self.section.parameters)
 
     def model(self) -> nn.Module:
@@ -71,45 +82,26 @@ class OwnLoop(Task):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         raise UserError(f"{_WHY}: their loss is not known here")
 
-    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        raise UserError(f"{_WHY}: their figures are not known here")
 
-
-def section_of(specs: Sequence[TensorSpec]) -> OwnLoopSection:
+def section_of(specs: Sequence[TensorSpec]) -> GivenSection:
     """`[model]` of a run that trains such parameters."""
-    return OwnLoopSection(parameters=texts_from_specs(specs))
+    return GivenSection(parameters=texts_from_specs(specs))
 
 
 def texts_from_specs(specs: Sequence[TensorSpec]) -> list[str]:
     """Write shapes as `[model]` has them: "layer.weight 64x32", "embed.weight 256x64 embedding"."""
-    return list(map(_text, specs))
+    return [f"{spec.name} {shape_text(spec.shape)}{EMBEDDING if spec.embedding else ''}" for spec in specs]
 
 
-def specs_from_texts(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
+def specs_from_texts(texts: Sequence[str]) -> Specs:
     """Read names and shapes off such texts."""
     return tuple(map(_spec, texts))
-
-
-def broken_shapes(texts: Sequence[str]) -> str | None:
-    """Say what is wrong with such texts, as half a sentence; None: nothing."""
-    for text in texts:
-        if not _FORM.fullmatch(text):
-            return f'model.parameters has "{text}", which is not a name and a shape'
-    if len({spec.name for spec in specs_from_texts(texts)}) < len(texts):
-        return "model.parameters has one name twice"
-    return None
-
-
-def _text(spec: TensorSpec) -> str:
-    shape = "x".join(map(str, spec.shape)) or "-"
-    return f"{spec.name} {shape}{EMBEDDING if spec.embedding else ''}"
 
 
 def _spec(text: str) -> TensorSpec:
     embedding = text.endswith(EMBEDDING)
     name, shape = text.removesuffix(EMBEDDING).split(" ", 1)
-    sizes = () if shape == "-" else tuple(map(int, shape.split("x")))
-    return TensorSpec(name, sizes, embedding=embedding)
+    return TensorSpec(name, shape_of(shape), embedding=embedding)
 
 
 Shapes = dict[str, tuple[int, ...]]
@@ -150,9 +142,9 @@ class ImageClassification(Task):
                 "model.class_folders must be names of folders, without / and not hidden",
             ),
         )
-        return next((sentence for holds, sentence in rules if not holds), None)
+        return first_broken(rules)
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         """Names and shapes of the parameters, by arithmetic: the daemon never builds a model."""
         shapes = vit_shapes(self.section) if self.section.architecture == "vit" else cnn_shapes(self.section)
         return tuple(
@@ -185,7 +177,7 @@ class ImageClassification(Task):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.metrics(model, batch)["loss"]
 
-    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def metrics(self, model: nn.Module, batch: Batch) -> Tensors:
         from torch.nn import functional
 
         from p2pdiloco.tasks.images import accuracy

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pdiloco.config.manifest import Manifest, ModelSection
-from p2pdiloco.tensors.sizes import TensorSpec
+from p2pdiloco.tensors.sizes import Specs, TensorSpec
 from p2pdiloco.util import Frozen
 
 if TYPE_CHECKING:
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     from torch import Tensor, device, nn
 
     from p2pdiloco.tasks.tokens import Tokenizer
+    from p2pdiloco.tensors.layout import Tensors
 
     Indices = NDArray[np.int64]
     Batch = tuple[Tensor, ...]
     """Tensors whose first dimension is the samples; split and moved to the device by the learner."""
+
+
+Count = Annotated[int, Meta(ge=0)]
 
 
 class Samples(Protocol):
@@ -45,9 +49,9 @@ class Samples(Protocol):
 class Place(Frozen):
     """Position of a reader in its shard; it is written to disk now and then."""
 
-    offset: Annotated[int, Meta(ge=0)] = 0
+    offset: Count = 0
     """Samples or documents of the shard before this place, as its reader counts."""
-    taken: Annotated[int, Meta(ge=0)] = 0
+    taken: Count = 0
     """Samples taken of what is read at once from there."""
     carry: bytes = b""
     """Bytes that were left over by then, in a form of the reader's own. The next shard's reader goes on with
@@ -141,7 +145,7 @@ class Task(ABC):
         or None."""
         return None
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         """Name and shape of every parameter, in the model's order.
 
         This one builds the model on torch's meta device, whose first use imports for seconds; arithmetic is
@@ -158,14 +162,14 @@ class Task(ABC):
         a CPU, at least, by arithmetic; 0: unknown."""
         return 0
 
-    def initial_parameters(self) -> dict[str, Tensor]:
+    def initial_parameters(self) -> Tensors:
         """Version 0: name -> fp32 tensor, the same bytes on every machine (`tasks.initial`).
 
         This one: matrices uniform with standard deviation 1 / sqrt(inputs), embeddings 0.02, weights of
         norms one, all other vectors zero."""
         from p2pdiloco.tasks.initial import plain_start
 
-        return plain_start(self.manifest.run.seed, self.specs())
+        return {spec.name: plain_start(self.manifest.run.seed, spec) for spec in self.specs()}
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -186,9 +190,9 @@ class Task(ABC):
         a layer's output may be bf16. It may be recorded, and replayed without its Python: it is a function
         of model and batch alone."""
 
-    @abstractmethod
-    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Figures of a held-out batch, each a mean over its samples. One is "loss"."""
+    def metrics(self, model: nn.Module, batch: Batch) -> Tensors:
+        """Figures of a held-out batch, each a mean over its samples. One is "loss"; this one has no other."""
+        return {"loss": self.loss(model, batch)}
 
     def sample(self, model: nn.Module) -> str | None:
         """Text for people to look at, if the task has any."""
@@ -243,13 +247,22 @@ class Constant(Frozen):
 
 def constants_of(model: Mapping[str, Any]) -> tuple[Constant, ...]:
     """Read the list off a `[model]` table, in the order in which their values travel."""
-    listed = model.get("constants") or ()
-    return tuple(_constant(text) for text in listed)
+    return tuple(_constant(text) for text in model.get("constants") or ())
 
 
 def text_of(constant: Constant) -> str:
     """Write a constant as such a list has it: "layers.0.router.bias 64 float32"."""
-    return f"{constant.name} {'x'.join(map(str, constant.shape)) or '-'} {constant.kind}"
+    return f"{constant.name} {shape_text(constant.shape)} {constant.kind}"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Write a shape as such lists have it: "64x32"; "-" of a scalar."""
+    return "x".join(map(str, shape)) or "-"
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """Read what `shape_text` wrote."""
+    return () if text == "-" else tuple(map(int, text.split("x")))
 
 
 def broken_constants(model: Mapping[str, Any], parameters: Sequence[TensorSpec]) -> str | None:
@@ -276,4 +289,4 @@ def broken_constants(model: Mapping[str, Any], parameters: Sequence[TensorSpec])
 
 def _constant(text: str) -> Constant:
     name, shape, kind = text.split(" ")
-    return Constant(name, () if shape == "-" else tuple(map(int, shape.split("x"))), kind)
+    return Constant(name, shape_of(shape), kind)

@@ -26,7 +26,7 @@ import torch
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import DataError, UserError
-from p2pdiloco.tasks.documents import DocumentPiece, cut, is_heldout, pieces
+from p2pdiloco.tasks.documents import DocumentPiece, check_path, cut, is_heldout, pieces
 from p2pdiloco.tasks.task import Data
 from p2pdiloco.tasks.tokens import Tokenizer, Tokens
 
@@ -95,8 +95,7 @@ class _LeftOut:
 
 def _pieces(section: DataSection, root: Path, left: _LeftOut) -> Iterator[DocumentPiece]:
     """What is no text is added to `left`."""
-    if not root.exists():
-        raise DataError(f"the data path {root} does not exist", "check --data")
+    check_path(root)
     try:
         if section.source == "files":
             for text in _user_files(root, left):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pdiloco.config.manifest import CausalLMSection
+from p2pdiloco.tensors.layout import Tensors
 from p2pdiloco.tensors.sizes import CPU_CHUNK_NUMEL
 
 
@@ -155,7 +156,7 @@ class RMSNorm(nn.Module):
         return functional.rms_norm(x.float(), self.weight.shape, self.weight, eps=self._epsilon)
 
 
-def rotary_tables(context_tokens: int, head_width: int, base: float) -> dict[str, Tensor]:
+def rotary_tables(context_tokens: int, head_width: int, base: float) -> Tensors:
     """cos and sin of position times frequency: fp32 (context, head_width / 2) each (RoFormer, 2104.09864)."""
     frequencies = base ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
     angles = torch.outer(torch.arange(context_tokens, dtype=torch.float64), frequencies)

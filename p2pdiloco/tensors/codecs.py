@@ -68,8 +68,8 @@ class Codec:
     order that is left open. A payload's values are judged before they are decoded, from `peak`, so that
     nothing non-finite ever reaches a merge.
 
-    Tensors may be on any device; payloads are host memory. A new encoding is one subclass with the four
-    underscored methods, `encoded_bytes`, `block` and `sections`, and one entry in `CODECS`.
+    Tensors may be on any device; payloads are host memory. A new encoding is one subclass with `_encode`,
+    `_decode`, `name`, `block`, `sections` and `kinds`, and one entry in `CODECS`.
     """
 
     name: str
@@ -77,6 +77,10 @@ class Codec:
     """Elements that are encoded together."""
     sections: tuple[int, ...]
     """Bytes of every block in each section; a payload is its sections, one after the other."""
+    kinds: tuple[torch.dtype, ...]
+    """Type of the numbers in each section."""
+    top = 1.0
+    """Largest magnitude of an element, as a multiple of what the first section says of its block."""
     feedback = True
     """True: error feedback adds what an encoding leaves out to the next one (`Residual`)."""
     sparse = False
@@ -84,7 +88,7 @@ class Codec:
 
     def encoded_bytes(self, numel: int) -> int:
         """Exact payload size of numel elements."""
-        raise NotImplementedError
+        return sum(self.sections) * blocks_of(numel, self.block)
 
     def spans(self, start: int, stop: int, numel: int) -> list[tuple[int, int]]:
         """Places, (offset, size), of the bytes of elements start (a multiple of `block`) to stop in a payload
@@ -147,13 +151,24 @@ class Codec:
         raise NotImplementedError
 
     def _payload_peak(self, payload: Buffer, numel: int) -> float:
-        raise NotImplementedError
+        return self.top * largest(self._views(payload, numel)[0])
+
+    def _views(self, payload: Buffer, numel: int) -> list[Tensor]:
+        """Numbers of each section, flat, in the payload's memory."""
+        spans = zip(self.kinds, self.spans(0, numel, numel), strict=True)
+        return [
+            torch.frombuffer(payload, dtype=kind, offset=offset, count=size // kind.itemsize)
+            for kind, (offset, size) in spans
+        ]
 
 
-def tiles(source: Tensor, block: int, tile: int = TILE) -> Iterator[tuple[Tensor, int, int]]:
+def tiles(
+    source: Tensor, block: int, tile: int = TILE, write: bool = False
+) -> Iterator[tuple[Tensor, int, int]]:
     """Cut a flat fp32 tensor into (rows of `block` elements, first row's number, elements that are real).
 
     A short last block comes as a row of its own: a copy, filled up with zeros; all other rows are views.
+    `write`: what is written to the copy goes into the tensor afterwards.
     """
     numel = source.numel()
     whole = numel - numel % block
@@ -165,6 +180,8 @@ def tiles(source: Tensor, block: int, tile: int = TILE) -> Iterator[tuple[Tensor
         row = torch.zeros(1, block, device=source.device)
         row[0, : numel - whole] = source[whole:]
         yield row, whole // block, numel - whole
+        if write:
+            source[whole:] = row[0, : numel - whole]
 
 
 def scaled(tops: Tensor, divisor: float, most: float) -> Tensor:
@@ -218,47 +235,22 @@ _INT8_MAX_SCALE = FP32_MAX / 128
 """Largest scale of a block: even -128 times this is finite."""
 
 
-class Fp32(Codec):
-    """Codec fp32: the bits themselves, 4 bytes per element."""
+class Floats(Codec):
+    """Codec of floats: fp32, the bits themselves; bf16, the upper half of the bits, rounded to nearest even,
+    where what would become infinite is the largest bf16."""
 
-    name = "fp32"
     feedback = False
-    block, sections = 1, (4,)
+    block = 1
 
-    def encoded_bytes(self, numel: int) -> int:
-        return 4 * numel
+    def __init__(self, name: str, kind: torch.dtype) -> None:
+        self.name, self.sections, self.kinds = name, (kind.itemsize,), (kind,)
 
     def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
-        torch.frombuffer(payload, dtype=torch.float32).copy_(source)
+        (values,), most = self._views(payload, source.numel()), torch.finfo(self.kinds[0]).max
+        values.copy_(source.clamp(-most, most) if peak > most else source)
 
     def _decode(self, payload: Buffer, out: Tensor) -> None:
-        out.copy_(torch.frombuffer(payload, dtype=torch.float32))
-
-    def _payload_peak(self, payload: Buffer, numel: int) -> float:
-        return largest(torch.frombuffer(payload, dtype=torch.float32))
-
-
-class Bf16(Codec):
-    """Codec bf16: the upper half of the bits, rounded to nearest even; what would become infinite is the
-    largest bf16."""
-
-    name = "bf16"
-    feedback = False
-    block, sections = 1, (2,)
-
-    def encoded_bytes(self, numel: int) -> int:
-        return 2 * numel
-
-    def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
-        if peak > BF16_MAX:
-            source = source.clamp(-BF16_MAX, BF16_MAX)
-        torch.frombuffer(payload, dtype=torch.bfloat16).copy_(source)
-
-    def _decode(self, payload: Buffer, out: Tensor) -> None:
-        out.copy_(torch.frombuffer(payload, dtype=torch.bfloat16))
-
-    def _payload_peak(self, payload: Buffer, numel: int) -> float:
-        return largest(torch.frombuffer(payload, dtype=torch.bfloat16))
+        out.copy_(self._views(payload, out.numel())[0])
 
 
 class Int8(Codec):
@@ -269,13 +261,14 @@ class Int8(Codec):
 
     name = "int8"
     feedback = False
-    block, sections = INT8_BLOCK, (4, INT8_BLOCK)
+    block, sections, kinds = INT8_BLOCK, (4, INT8_BLOCK), (torch.float32, torch.int8)
+    top = 128.0
 
     def encoded_bytes(self, numel: int) -> int:
         return 4 * blocks_of(numel, INT8_BLOCK) + numel
 
     def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
-        scales, values = _int8_views(payload, source.numel())
+        scales, values = self._views(payload, source.numel())
         room = torch.empty(
             min(blocks_of(source.numel(), INT8_BLOCK) * INT8_BLOCK, INT8_TILE), device=source.device
         )
@@ -292,28 +285,16 @@ class Int8(Codec):
             values[block * INT8_BLOCK : block * INT8_BLOCK + real].copy_(quants)
 
     def _decode(self, payload: Buffer, out: Tensor) -> None:
-        scales, values = _int8_views(payload, out.numel())
-        for rows, block, real in tiles(out, INT8_BLOCK):
+        scales, values = self._views(payload, out.numel())
+        for rows, block, real in tiles(out, INT8_BLOCK, write=True):
             rows.view(-1)[:real].copy_(values[block * INT8_BLOCK : block * INT8_BLOCK + real])
             rows.mul_(scales[block : block + len(rows)].to(out.device).unsqueeze(1))
-            if real < rows.numel():
-                out[-real:] = rows[0, :real]
-
-    def _payload_peak(self, payload: Buffer, numel: int) -> float:
-        scales, _ = _int8_views(payload, numel)
-        return 128 * largest(scales)
-
-
-def _int8_views(payload: Buffer, numel: int) -> tuple[Tensor, Tensor]:
-    scales = torch.frombuffer(payload, dtype=torch.float32, count=blocks_of(numel, INT8_BLOCK))
-    return scales, torch.frombuffer(payload, dtype=torch.int8, offset=4 * len(scales))
 
 
 # --- four bits an element ----------------------------------------------------------------------------
 
 FOUR_BIT_BLOCK = 64
 _HALF = FOUR_BIT_BLOCK // 2
-_BLOCK_BYTES = 2 + _HALF
 FOUR_BIT_TILE = 256 * 1024
 """Elements decoded at a time, more than the other codecs': each tile costs a dozen small operations."""
 _FP16_SIGN_AND_LOW_EXPONENT = 0x9C00 - 0x10000
@@ -329,17 +310,13 @@ class FourBit(Codec):
     elements i (lower half) and i + 32. A short last block is filled up.
     """
 
-    block, sections = FOUR_BIT_BLOCK, (2, _HALF)
-    top: float
-    """The largest level, which a block's largest magnitude gets."""
+    block, sections, kinds = FOUR_BIT_BLOCK, (2, _HALF), (torch.bfloat16, torch.uint8)
     unit = 1.0
     """Power of two of which `_levels` are multiples."""
 
-    def encoded_bytes(self, numel: int) -> int:
-        return _BLOCK_BYTES * blocks_of(numel, FOUR_BIT_BLOCK)
-
     def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
-        scales, packed = _four_bit_views(payload, source.numel())
+        scales, packed = self._views(payload, source.numel())
+        packed = packed.view(-1, _HALF)
         for rows, block, _ in tiles(source, FOUR_BIT_BLOCK):
             scale = scaled(rows.abs().amax(dim=1), self.top, BF16_MAX / self.top).bfloat16()
             codes = self._codes(rows / reciprocal_safe(scale.float()))
@@ -358,12 +335,13 @@ class FourBit(Codec):
         raise NotImplementedError
 
     def _decode(self, payload: Buffer, out: Tensor) -> None:
-        scales, packed = _four_bit_views(payload, out.numel())
+        scales, packed = self._views(payload, out.numel())
+        packed = packed.view(-1, _HALF)
         factors = scales.to(out.device, torch.float32).unsqueeze(1)
         fits = largest(factors) * self.unit <= FP32_MAX
         if fits:
             factors.mul_(self.unit)
-        for rows, block, real in tiles(out, FOUR_BIT_BLOCK, FOUR_BIT_TILE):
+        for rows, block, _ in tiles(out, FOUR_BIT_BLOCK, FOUR_BIT_TILE, write=True):
             part = slice(block, block + len(rows))
             lower, upper = self._levels(packed[part].to(out.device))
             rows[:, :_HALF].copy_(lower)
@@ -371,12 +349,6 @@ class FourBit(Codec):
             if not fits:
                 rows.mul_(self.unit)  # powers of two: the bits are the same either way
             rows.mul_(factors[part])
-            if real < rows.numel():
-                out[-real:] = rows[0, :real]
-
-    def _payload_peak(self, payload: Buffer, numel: int) -> float:
-        scales, _ = _four_bit_views(payload, numel)
-        return self.top * largest(scales.float())
 
 
 class Int4(FourBit):
@@ -403,7 +375,6 @@ class E3M0(FourBit):
     """
 
     name = "e3m0"
-    top = 1.0
     unit = 2.0**8
 
     def _codes(self, rows: Tensor) -> Tensor:
@@ -421,13 +392,6 @@ class E3M0(FourBit):
         return lower.view(torch.float16), upper.view(torch.float16)
 
 
-def _four_bit_views(payload: Buffer, numel: int) -> tuple[Tensor, Tensor]:
-    """Views of a payload: scales, bf16 [blocks], and codes, uint8 [blocks, 32]."""
-    scales = torch.frombuffer(payload, dtype=torch.bfloat16, count=blocks_of(numel, FOUR_BIT_BLOCK))
-    packed = torch.frombuffer(payload, dtype=torch.uint8, offset=2 * len(scales))
-    return scales, packed.view(-1, _HALF)
-
-
 # --- the largest elements only -----------------------------------------------------------------------
 
 TOPK_CHUNK = 4096
@@ -439,7 +403,6 @@ _GROUP = 8
 _GROUPS = TOPK_CHUNK // _GROUP
 _SIGN_BYTES = TOPK_KEPT // 8
 _INDEX_BYTES = TOPK_KEPT * 3 // 2
-_CHUNK_BYTES = 4 + _SIGN_BYTES + _INDEX_BYTES
 
 
 class TopK(Codec):
@@ -455,13 +418,11 @@ class TopK(Codec):
 
     name = "topk"
     block, sections = TOPK_CHUNK, (4, _SIGN_BYTES, _INDEX_BYTES)
+    kinds = (torch.bfloat16, torch.uint8, torch.uint8)
     sparse = True
 
-    def encoded_bytes(self, numel: int) -> int:
-        return _CHUNK_BYTES * blocks_of(numel, TOPK_CHUNK)
-
     def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
-        magnitudes, signs, indices = _topk_views(payload, source.numel())
+        magnitudes, signs, indices = self._chunks(payload, source.numel())
         for rows, at, _ in tiles(source, TOPK_CHUNK, TOPK_TILE):
             part = slice(at, at + len(rows))
             tops, index = _largest(rows.abs())
@@ -470,25 +431,27 @@ class TopK(Codec):
             indices[part].copy_(_pack_12(index))
 
     def _decode(self, payload: Buffer, out: Tensor) -> None:
-        magnitudes, signs, indices = _topk_views(payload, out.numel())
-        for rows, at, real in tiles(out, TOPK_CHUNK, TOPK_TILE):
+        magnitudes, signs, indices = self._chunks(payload, out.numel())
+        for rows, at, _ in tiles(out, TOPK_CHUNK, TOPK_TILE, write=True):
             part = slice(at, at + len(rows))
             sign = 1.0 - 2.0 * _unpack_bits(signs[part].to(out.device))
             values = (
                 magnitudes[part].to(out.device, torch.float32).repeat_interleave(_TOPK_HALF, dim=1) * sign
             )
             rows.zero_().scatter_(1, _unpack_12(indices[part].to(out.device)), values)
-            if real < rows.numel():
-                out[-real:] = rows[0, :real]
 
     def _payload_peak(self, payload: Buffer, numel: int) -> float:
-        magnitudes, _, indices = _topk_views(payload, numel)
+        _, _, indices = self._chunks(payload, numel)
         for at in range(0, len(indices), 1024):
             index = _unpack_12(indices[at : at + 1024]).sort(dim=1).values
             if bool((index[:, 1:] == index[:, :-1]).any()):
                 # Which of two values counts would be up to the machine.
                 raise Unsound(Verdict.OUT_OF_RANGE, "a topk payload names an element twice")
-        return largest(magnitudes.float())
+        return super()._payload_peak(payload, numel)
+
+    def _chunks(self, payload: Buffer, numel: int) -> list[Tensor]:
+        """Numbers of each section, a row for every chunk."""
+        return [part.view(blocks_of(numel, TOPK_CHUNK), -1) for part in self._views(payload, numel)]
 
 
 def _largest(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
@@ -554,17 +517,8 @@ def _unpack_12(packed: Tensor) -> Tensor:
     return torch.stack((low | (middle & 15) << 8, middle >> 4 | high << 4), dim=2).view(-1, TOPK_KEPT)
 
 
-def _topk_views(payload: Buffer, numel: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of a payload: magnitudes bf16 [chunks, 2], signs uint8 [chunks, 8], indices uint8 [chunks,
-    96]."""
-    chunks = blocks_of(numel, TOPK_CHUNK)
-    magnitudes = torch.frombuffer(payload, dtype=torch.bfloat16, count=2 * chunks).view(-1, 2)
-    signs = torch.frombuffer(payload, dtype=torch.uint8, offset=4 * chunks, count=_SIGN_BYTES * chunks)
-    indices = torch.frombuffer(payload, dtype=torch.uint8, offset=(4 + _SIGN_BYTES) * chunks)
-    return magnitudes, signs.view(-1, _SIGN_BYTES), indices.view(-1, _INDEX_BYTES)
-
-
-CODECS = MappingProxyType({made.name: made for made in (Fp32(), Bf16(), Int8(), Int4(), E3M0(), TopK())})
+_ALL = Floats("fp32", torch.float32), Floats("bf16", torch.bfloat16), Int8(), Int4(), E3M0(), TopK()
+CODECS = MappingProxyType({made.name: made for made in _ALL})
 """Codecs by name."""
 
 

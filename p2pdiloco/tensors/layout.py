@@ -21,10 +21,14 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from p2pdiloco.errors import ConfigError, UserError, invariant
+from p2pdiloco.errors import ConfigError, InvariantViolation, UserError, invariant
 from p2pdiloco.tensors.sizes import AREAS, TensorSpec
 from p2pdiloco.util import Frozen
 
+Tensors = dict[str, Tensor]
+"""Tensors by name."""
+TensorMap = Mapping[str, Tensor]
+"""Tensors by name, to look at."""
 BALANCED = 1.1
 """Largest fragment of a good plan, as a multiple of the mean one."""
 _LIMIT_RATIO = 1.5
@@ -59,6 +63,9 @@ class FragmentLayout(Frozen):
         """Copy of this layout of which all pieces are merged by plain mean."""
         pieces = tuple(replace(piece, plain_mean=True) for piece in self.pieces)
         return replace(self, pieces=pieces)
+
+
+Layouts = Sequence[FragmentLayout]
 
 
 class _Cut(Frozen, order=True):
@@ -162,7 +169,7 @@ def _layout(index: int, cuts: Sequence[_Cut], specs: Sequence[TensorSpec]) -> Fr
 
 
 @torch.no_grad()
-def gather(params: Mapping[str, Tensor], layout: FragmentLayout, out: Tensor) -> None:
+def gather(params: TensorMap, layout: FragmentLayout, out: Tensor) -> None:
     """Copy a fragment out of named parameters (any device, float type and memory format) into `out`, fp32
     [layout.numel]."""
     invariant(out.shape == (layout.numel,), "gather needs a flat buffer of the fragment's size")
@@ -172,7 +179,7 @@ def gather(params: Mapping[str, Tensor], layout: FragmentLayout, out: Tensor) ->
 
 
 @torch.no_grad()
-def scatter(src: Tensor, layout: FragmentLayout, params: Mapping[str, Tensor]) -> None:
+def scatter(src: Tensor, layout: FragmentLayout, params: TensorMap) -> None:
     """Copy a flat fp32 fragment, `src` [layout.numel], in place into the named parameters."""
     invariant(src.shape == (layout.numel,), "scatter needs a flat buffer of the fragment's size")
     for piece in layout.pieces:
@@ -180,7 +187,7 @@ def scatter(src: Tensor, layout: FragmentLayout, params: Mapping[str, Tensor]) -
         part.copy_(src[piece.fragment_offset :][: piece.numel].view(part.shape))
 
 
-def rows_of_piece(params: Mapping[str, Tensor], piece: Piece) -> Tensor:
+def rows_of_piece(params: TensorMap, piece: Piece) -> Tensor:
     """Rows of a piece, in their own memory and shape: their elements need not lie in logical order there."""
     tensor = params[piece.tensor].data
     if not tensor.dim():
@@ -211,7 +218,7 @@ class Exchange:
     needs for `attach`.
     """
 
-    def __init__(self, fd: int, layouts: Sequence[FragmentLayout]) -> None:
+    def __init__(self, fd: int, layouts: Layouts) -> None:
         """Map the memory behind `fd`, of which it takes ownership. Use `create` or `attach`."""
         self.fd = fd
         self._numels = [layout.numel for layout in layouts]
@@ -224,7 +231,7 @@ class Exchange:
             offset += AREAS * _aligned(numel)
 
     @classmethod
-    def create(cls, layouts: Sequence[FragmentLayout]) -> Self:
+    def create(cls, layouts: Layouts) -> Self:
         """Make new zeroed memory for these fragments.
 
         Raises:
@@ -243,7 +250,7 @@ class Exchange:
         return cls(fd, layouts)
 
     @classmethod
-    def attach(cls, fd: int, layouts: Sequence[FragmentLayout]) -> Self:
+    def attach(cls, fd: int, layouts: Layouts) -> Self:
         """Map the memory behind an inherited descriptor; the layouts must be the creator's."""
         actual, expected = os.fstat(fd).st_size, exchange_bytes(layouts)
         invariant(actual == expected, f"exchange has {actual} bytes, these layouts need {expected}")
@@ -271,8 +278,8 @@ class Exchange:
             self.fd = -1
 
     def _area(self, fragment: int, area: int) -> torch.Tensor:
-        invariant(self._flat is not None, "exchange is closed")
-        assert self._flat is not None
+        if self._flat is None:
+            raise InvariantViolation("exchange is closed")
         numel = self._numels[fragment]
         start = self._offsets[fragment] + area * _aligned(numel)
         return self._flat[start : start + numel]
@@ -292,7 +299,7 @@ def _refused(size: int, error: OSError) -> UserError:
     )
 
 
-def exchange_bytes(layouts: Sequence[FragmentLayout]) -> int:
+def exchange_bytes(layouts: Layouts) -> int:
     """Size of the shared memory for these fragments."""
     return 4 * AREAS * sum(_aligned(layout.numel) for layout in layouts)
 

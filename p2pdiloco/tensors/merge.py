@@ -30,15 +30,15 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, pairwise
-from statistics import median
+from statistics import median, median_low
 from typing import NamedTuple, Protocol
 
 import torch
 from msgspec import Struct
-from msgspec.structs import replace
 from torch import Tensor
 
 from p2pdiloco.core.api.reasons import Verdict
@@ -71,6 +71,7 @@ from p2pdiloco.tensors.codecs import (
     scale,
     scratch,
     whole_norm,
+    writable,
 )
 from p2pdiloco.tensors.layout import FragmentLayout
 
@@ -101,16 +102,9 @@ def contribution_weight(
     return weight_of(tokens, inner_steps, most_tokens, trust)
 
 
-def contribution_reach(
-    tokens: int,
-    inner_steps: int,
-    period: int,
-    most_tokens: int = NO_LIMITS.most_tokens,
-    trust: int = FULL_TRUST,
-) -> float:
-    """Reach of a contribution, v: its weight, times inner steps / `period` where it has fewer than `period`
-    (H). Raises: see `contribution_weight`."""
-    weight = contribution_weight(tokens, inner_steps, most_tokens, trust)
+def reach_of(weight: float, inner_steps: int, period: int) -> float:
+    """Reach of a contribution of this weight, v: the weight, times inner steps / `period` where it has fewer
+    than `period` (H)."""
     return weight * min(1.0, inner_steps / period)
 
 
@@ -129,12 +123,6 @@ class Lengths(Struct, frozen=True):
 
     pieces: tuple[float, ...]
     whole: float
-
-    @classmethod
-    def of(cls, delta: Tensor, parts: Sequence[slice]) -> Lengths:
-        """Measure one whose pieces are there: fp32 [numel]."""
-        pieces = tuple(norm(delta[part]) for part in parts)
-        return cls(pieces, whole_norm(pieces))
 
 
 SEATLESS_OF_MEDIAN = 1.25
@@ -195,9 +183,9 @@ class Accumulator:
             Unsound: "implausible-tokens" (see `contribution_weight`), "out-of-range" (absurdly long).
         """
         invariant(delta.shape == (self.layout.numel,), "a pseudo-gradient of another fragment")
-        most_tokens = self._limits.most_tokens
-        weight = factor * contribution_weight(tokens, inner_steps, most_tokens, trust)
-        reach = factor * contribution_reach(tokens, inner_steps, self._period, most_tokens, trust)
+        weight = contribution_weight(tokens, inner_steps, self._limits.most_tokens, trust)
+        reach = factor * reach_of(weight, inner_steps, self._period)
+        weight *= factor
         lengths = lengths or self.measure(delta)
         shown = self._cut(lengths.whole, self._longest if votes else self._seatless_longest)
         pieces = zip(self.layout.pieces, self._slices, lengths.pieces, strict=True)
@@ -226,7 +214,8 @@ class Accumulator:
 
     def measure(self, delta: Tensor) -> Lengths:
         """Measure a pseudo-gradient, fp32 [layout.numel]."""
-        return Lengths.of(delta, self._slices)
+        pieces = tuple(norm(delta[part]) for part in self._slices)
+        return Lengths(pieces, whole_norm(pieces))
 
     def compare(
         self, lengths: Sequence[float], inner_steps: Sequence[int], votes: Sequence[bool] = ()
@@ -238,12 +227,12 @@ class Accumulator:
         steps = (min(1.0, each / self._period) for each in inner_steps)
         rows = zip(lengths, steps, votes or [False] * len(lengths), strict=True)
         there = [(length / math.sqrt(share), vote) for length, share, vote in rows if length > 0]
-        usual = sorted(references([each for each, _ in there], [vote for _, vote in there]))
+        usual = references([each for each, _ in there], [vote for _, vote in there])
         if not self._limits.of_median or len(usual) < FEWEST_REFERENCES:
             return
-        median = usual[(len(usual) - 1) // 2]
-        self._longest = min(self._longest, self._limits.of_median * median)
-        self._seatless_longest = min(self._longest, SEATLESS_OF_MEDIAN * median)
+        middle = median_low(usual)
+        self._longest = min(self._longest, self._limits.of_median * middle)
+        self._seatless_longest = min(self._longest, SEATLESS_OF_MEDIAN * middle)
 
     def _cut(self, length: float, longest: float) -> float:
         """Share that is left of a pseudo-gradient of this length: 1, as a rule."""
@@ -467,9 +456,7 @@ def decode_partial(
         )
     head = _head(layout)
     if isinstance(payload, Buffer):
-        view = memoryview(payload)
-        # torch warns of read-only memory
-        first: Buffer = bytearray(view) if view.readonly else view.cast("B")
+        first = writable(payload)
         sums = torch.frombuffer(first, dtype=torch.float32, offset=head.size, count=layout.numel)
     else:
         first = bytearray(head.size)
@@ -503,19 +490,16 @@ def check_partial(
             contributions' weights) or "wrong-count".
     """
     found, work = decode_partial(layout, payload, storage, limits.longest), list(work)
-    most_tokens = limits.most_tokens
-    times = open_factors(work, most_tokens, open_share)
-    weights = [
-        factor * contribution_weight(tokens, steps, most_tokens, *rest[:1])
-        for factor, (tokens, steps, *rest) in zip(times, work, strict=True)
-    ]
+    factors = open_factors(work, limits.most_tokens, open_share)
+    weights = [contribution_weight(each[0], each[1], limits.most_tokens, *each[2:3]) for each in work]
+    weight = math.fsum(map(operator.mul, factors, weights))
     if found.contributions != len(weights):
         raise Unsound(Verdict.WRONG_COUNT, f"{found.contributions} contributions, {len(weights)} labels")
-    if not _adds_up(found.weight, math.fsum(weights), leaf):
-        raise Unsound(Verdict.WRONG_WEIGHT, f"{found.weight:.9g}, the labels say {math.fsum(weights):.9g}")
+    if not _adds_up(found.weight, weight, leaf):
+        raise Unsound(Verdict.WRONG_WEIGHT, f"{found.weight:.9g}, the labels say {weight:.9g}")
     reach = math.fsum(
-        (factor if leaf else 1.0) * contribution_reach(tokens, steps, period, most_tokens, *rest[:1])
-        for factor, (tokens, steps, *rest) in zip(times, work, strict=True)
+        (factor if leaf else 1.0) * reach_of(weight, each[1], period)
+        for factor, weight, each in zip(factors, weights, work, strict=True)
     )
     if not _adds_up(found.reach, reach, leaf):
         raise Unsound(Verdict.WRONG_WEIGHT, f"a reach of {found.reach:.9g}, the labels say {reach:.9g}")
@@ -705,12 +689,11 @@ def add_up(
         else:
             lengths.append(accumulator.measure(scratch))
             samples.append(sample.of(scratch))
-    found = Findings((), tuple(each.whole for each in lengths), ())
+    given_scores: tuple[int, ...] = ()
     if not faults:
         all_given = [Input(*given) for given in inputs]
-        votes = [each.votes for each in all_given]
-        found = replace(found, scores=_scored(found.lengths, samples, votes))
-        faults = _add_inputs(accumulator, codec, all_given, lengths, found, scratch)
+        given_scores = _scored(lengths, samples, [each.votes for each in all_given])
+        faults = _add_inputs(accumulator, codec, all_given, lengths, given_scores, scratch)
     for index, payload in enumerate(partials, len(inputs)):
         try:
             part = decode_partial(accumulator.layout, payload, scratch)
@@ -720,16 +703,16 @@ def add_up(
             accumulator.combine(part.weight, part.reach, part.contributions, part.norms, part.sums)
     if faults:
         raise UnusableInputs(faults)
-    return replace(found, cut=tuple(accumulator.cut))
+    return Findings(tuple(accumulator.cut), tuple(each.whole for each in lengths), given_scores)
 
 
-def _scored(lengths: Sequence[float], samples: Sequence[Tensor], votes: Sequence[bool]) -> tuple[int, ...]:
+def _scored(lengths: Sequence[Lengths], samples: Sequence[Tensor], votes: Sequence[bool]) -> tuple[int, ...]:
     """Score contributions of these lengths. Those that are next to nothing beside what is usual are compared
     with nobody."""
-    some = [(length, vote) for length, vote in zip(lengths, votes, strict=True) if length > 0]
-    ranked = sorted(references([length for length, _ in some], [vote for _, vote in some]))
-    least = ranked[(len(ranked) - 1) // 2] / NEXT_TO_NOTHING if ranked else 0.0
-    there = [length > least for length in lengths]
+    some = [(each.whole, vote) for each, vote in zip(lengths, votes, strict=True) if each.whole > 0]
+    usual = references([length for length, _ in some], [vote for _, vote in some])
+    least = median_low(usual) / NEXT_TO_NOTHING if usual else 0.0
+    there = [each.whole > least for each in lengths]
     found = iter(scores(list(compress(samples, there)), list(compress(votes, there))))
     return tuple(next(found) if is_there else NOTHING for is_there in there)
 
@@ -739,16 +722,16 @@ def _add_inputs(
     codec: Codec,
     inputs: Sequence[Input],
     lengths: Sequence[Lengths],
-    found: Findings,
+    given_scores: Sequence[int],
     scratch: Tensor,
 ) -> dict[int, Unsound]:
     """Returns what is at fault."""
     faults: dict[int, Unsound] = {}
-    votes = [each.votes for each in inputs]
-    accumulator.compare(found.lengths, [each.inner_steps for each in inputs], votes)
+    whole = [each.whole for each in lengths]
+    accumulator.compare(whole, [each.inner_steps for each in inputs], [each.votes for each in inputs])
     trusts = [
         each.trust if each.mean is None else each.mean.trust(score)
-        for each, score in zip(inputs, found.scores, strict=True)
+        for each, score in zip(inputs, given_scores, strict=True)
     ]
     work = [(e.tokens, e.inner_steps, trust, e.votes) for e, trust in zip(inputs, trusts, strict=True)]
     sound = [each if can_be_weighed(each[0], each[1]) else (1, 1, 1, False) for each in work]

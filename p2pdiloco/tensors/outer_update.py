@@ -37,7 +37,7 @@ from p2pdiloco.tensors.codecs import (
     scratch,
     state_digest,
 )
-from p2pdiloco.tensors.layout import FragmentLayout, Piece
+from p2pdiloco.tensors.layout import FragmentLayout, Layouts, Piece
 from p2pdiloco.tensors.merge import (
     MAX_MAGNITUDE,
     Accumulator,
@@ -94,7 +94,7 @@ class UpdateMaker:
         delta, decoded, sums: scratch memory of the largest fragment's size, in use only within a call.
     """
 
-    _layouts: Sequence[FragmentLayout]
+    _layouts: Layouts
     _period: int
     _contribution: Codec
     _update: Codec
@@ -279,7 +279,7 @@ class OwnContributions:
         delta, decoded: scratch memory of the largest fragment's size, in use only within a call.
     """
 
-    _layouts: Sequence[FragmentLayout]
+    _layouts: Layouts
     _codec: Codec
     _delta: Tensor
     _decoded: Tensor
@@ -457,31 +457,15 @@ def check_stated(update: Tensor, stated: float | None) -> None:
         raise Unsound(Verdict.OUT_OF_RANGE, f"length {norm(update):.3g}, stated {stated:.3g}")
 
 
-class FirstLengths:
-    """Lengths of every fragment's version 0; infinite where it is not known."""
+def check_length(values: Tensor, first: float) -> None:
+    """Judge parameters or momentum by the length of version 0 (`first_length`).
 
-    def __init__(self, fragments: int) -> None:
-        self._known = [math.inf] * fragments
-
-    def note(self, fragment: int, theta: Tensor) -> None:
-        """Take in version 0."""
-        self._known[fragment] = first_length(theta)
-
-    def of(self, fragment: int) -> float:
-        """Length of version 0, about."""
-        return self._known[fragment]
-
-    def check(self, fragment: int, *parts: Tensor) -> None:
-        """Judge parameters and momentum.
-
-        Raises:
-            Unsound: "out-of-range".
-        """
-        limit = MOST_LENGTHS * self._known[fragment]
-        for values in parts:
-            length = norm(values)
-            if length > limit:
-                raise Unsound(Verdict.OUT_OF_RANGE, f"a state of length {length:.3g}, at most {limit:.3g}")
+    Raises:
+        Unsound: "out-of-range".
+    """
+    length, limit = norm(values), MOST_LENGTHS * first
+    if length > limit:
+        raise Unsound(Verdict.OUT_OF_RANGE, f"a state of length {length:.3g}, at most {limit:.3g}")
 
 
 _TILE = 1 << 16

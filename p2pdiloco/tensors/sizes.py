@@ -93,6 +93,9 @@ class TensorSpec(Frozen):
         return self.shape[0] if self.shape else 1
 
 
+Specs = tuple[TensorSpec, ...]
+"""Parameters of a model, in its order."""
+
 CPU_MICRO_BATCH_TOKENS = 2048
 """Tokens of a pass on a processor: more are not faster (docs/topics/devices.md), and a pass that does not fit
 is not refused there: the system ends the process."""

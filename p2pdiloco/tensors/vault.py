@@ -10,8 +10,9 @@ Behind it: the file of what a learner process appraises (`Appraisable`).
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits
 from p2pdiloco.errors import StorageError, invariant
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codecs import Buffer, Unsound, bytes_of, codec, norm
-from p2pdiloco.tensors.layout import FragmentLayout, gather
+from p2pdiloco.tensors.layout import Layouts, TensorMap, gather
 from p2pdiloco.tensors.merge import (
     Findings,
     Given,
@@ -37,14 +38,15 @@ from p2pdiloco.tensors.merge import (
 from p2pdiloco.tensors.outer_update import (
     EMPTY,
     Correction,
-    FirstLengths,
     FragmentState,
     Loan,
     OwnContributions,
     Pin,
     Residual,
     UpdateMaker,
+    check_length,
     check_stated,
+    first_length,
     longest_encoded,
     momentum_at,
     outer_step,
@@ -80,7 +82,7 @@ class Vault:
 
     def __init__(
         self,
-        layouts: Sequence[FragmentLayout],
+        layouts: Layouts,
         outer: OuterSection,
         period: int,
         contribution_codec: str,
@@ -100,7 +102,7 @@ class Vault:
         self._spares = [FragmentState(layout.numel) for layout in self.layouts]
         # Who merges next is somebody else, mostly: only what would be lost for good is worth the memory.
         self._left_out: list[Residual | None] = [None] * len(self.layouts)
-        self._first_lengths = FirstLengths(len(self.layouts))
+        self._first_lengths = [math.inf] * len(self.layouts)
         self._pin_lock = threading.Lock()
         largest = max(layout.numel for layout in self.layouts)
         self._delta, self._decoded = torch.zeros(largest), torch.zeros(largest)
@@ -118,7 +120,7 @@ class Vault:
         )
 
     @classmethod
-    def of(cls, manifest: Manifest, layouts: Sequence[FragmentLayout]) -> Vault:
+    def of(cls, manifest: Manifest, layouts: Layouts) -> Vault:
         """Make an empty vault for that run."""
         sync, codecs = manifest.sync, manifest.codec
         return cls(
@@ -133,18 +135,18 @@ class Vault:
 
     # --- committed state ---------------------------------------------------------------------------------
 
-    def load_initial(self, params: Mapping[str, Tensor]) -> None:
+    def load_initial(self, params: TensorMap) -> None:
         """Commit version 0 of every fragment: the given parameters, momentum zero."""
         for layout, state in zip(self.layouts, self._states, strict=True):
             invariant(state.number == EMPTY, f"fragment {layout.index} already has a version")
             gather(params, layout, state.theta)
             state.momentum.zero_()
             state.seal(0)
-            self._first_lengths.note(layout.index, state.theta)
+            self._first_lengths[layout.index] = first_length(state.theta)
 
     def first_length(self, fragment: int) -> float:
         """Length of version 0 (`tensors.outer_update.first_length`); infinite where it was not loaded."""
-        return self._first_lengths.of(fragment)
+        return self._first_lengths[fragment]
 
     def version(self, fragment: int) -> int | None:
         """Number of the committed version; None before the first."""
@@ -315,7 +317,7 @@ class Vault:
         for payload, out in ((theta, spare.theta), (momentum, spare.momentum)):
             check_magnitude(raw, payload, len(out), _MAX_STATE)
             raw.decode(payload, out)
-            self._first_lengths.check(fragment, out)
+            check_length(out, self._first_lengths[fragment])
         return spare.seal(number)
 
     def lend_spare(self, fragment: int, before: Loan | None = None) -> Loan:
@@ -341,7 +343,8 @@ class Vault:
         invariant(spare is loan.state and spare.uses == loan.uses, "the spare was used while it was lent")
         for values in loan.buffers:
             check_magnitude(codec("fp32"), values, self.layouts[fragment].numel, _MAX_STATE)
-        self._first_lengths.check(fragment, spare.theta, spare.momentum)
+        for part in (spare.theta, spare.momentum):
+            check_length(part, self._first_lengths[fragment])
         return spare.seal(number)
 
     def commit(self, fragment: int, number: int, expected_digest: bytes | None = None) -> None:

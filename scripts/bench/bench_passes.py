@@ -17,7 +17,7 @@ import torch
 
 from benchkit import arguments, finish, peak_bytes, processor_s, spread, table
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.learner.inner_step import PassOptions
+from p2pdiloco.learner.channel import PassOptions
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.tasks.registry import task_of
 

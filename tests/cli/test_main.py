@@ -21,7 +21,7 @@ from p2pdiloco import __version__
 from p2pdiloco.adapters.data_dir import own_peer
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.manifest import AdmissionSection, Manifest
-from p2pdiloco.config.presets import TRIED, for_run, with_seats
+from p2pdiloco.config.presets import TRIED_INNER_STEPS, TRIED_LEARNERS, TRIED_NUMEL, for_run, with_seats
 from p2pdiloco.config.settings import (
     ANY_ADDRESS,
     BootstrapSettings,
@@ -292,7 +292,7 @@ def test_run_new_then_check(
     assert "devices together, with 519 MiB for a pass\n" in said.out
     assert "when the schedule is over, learners stop\n" in said.out
     assert "disk of a node: about 573 MiB, and up to 130 MiB of logs" in said.out
-    assert f"10.7 M parameters ({TRIED.numel / 1e6:g} M)" in said.err
+    assert f"10.7 M parameters ({TRIED_NUMEL / 1e6:g} M)" in said.err
     assert cli_main.run(["run", "new", "large", "--preset", "gpt2", "--out", "large.toml"]) == 0
     assert load_manifest(Path("large.toml")).model["vocabulary"] == 256, "raw bytes have no other ids"
     capfd.readouterr()
@@ -311,7 +311,7 @@ def test_run_new_then_check(
     assert cli_main.run(["run", "check", "run.toml"]) == 0
     said = capfd.readouterr()
     assert "outer steps: about 2 of each fragment" in said.out
-    assert f"16 members ({TRIED.learners} at most), sync.inner_steps 300 ({TRIED.inner_steps})" in said.err
+    assert f"16 members ({TRIED_LEARNERS} at most), sync.inner_steps 300 ({TRIED_INNER_STEPS})" in said.err
     assert "warning: the schedule is about 2 outer steps" in said.err
     assert cli_main.run(["plan", "run.toml", "--upload", "1Gbit", "--step-s", "1"]) == 0
     assert "; 16 members\n" in capfd.readouterr().out, "as many as the run expects"

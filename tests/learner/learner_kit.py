@@ -6,9 +6,8 @@ import socket
 import torch
 
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.learner.channel import BaseRef, Deframer, LearnerEnd, decode_event, frame
+from p2pdiloco.learner.channel import BaseRef, Deframer, LearnerEnd, PassOptions, decode_event, frame
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.inner_step import PassOptions
 from p2pdiloco.learner.loop import Training, heldout_batch
 from p2pdiloco.learner.mailbox import Mailbox, Stillness
 from p2pdiloco.learner.optimizer import HeldParameters

@@ -8,9 +8,9 @@ from learner_kit import DEVICES, Bench, alone, data
 from p2pdiloco.config.manifest import CausalLMSection
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.learner import inner_step
-from p2pdiloco.learner.channel import BaseRef, Install
+from p2pdiloco.learner.channel import BaseRef, Install, PassOptions
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.inner_step import TIMED_STEPS, UNTIMED_STEPS, Form, PassOptions
+from p2pdiloco.learner.inner_step import TIMED_STEPS, UNTIMED_STEPS, Form
 from p2pdiloco.learner.loop import Training, restore_checkpoint, save_checkpoint
 from p2pdiloco.learner.optimizer import HeldParameters, moments
 from p2pdiloco.learner.ranks import choose_device, computes_in_bf16
@@ -73,7 +73,7 @@ def test_what_is_compiled_after_some_steps_and_recorded_learns_the_same(kind, op
     model.load_state_dict(task.initial_parameters())
     options = PassOptions(compile="auto", precision="fp32")
     training = Training(task, model, data().train, "peer-a", options=options)
-    forms = training._passes._forms
+    forms = training._passes.forms
     found, seen = [], []
     while len(found) < 5000 and (forms.form is not Form.RECORDED or training._recorded_update is None):
         found.append(training.step().loss)

@@ -112,7 +112,7 @@ def test_a_call_is_answered_while_torch_fetches_its_compiler(bench, monkeypatch)
     with answering(bench):
         assert bench.mailbox.boundary(bench.training.step())
         bench.events()
-        forms = bench.training._passes._forms
+        forms = bench.training._passes.forms
         forms._choice, forms.form = "always", Form.PLAIN
         assert bench.mailbox.boundary(bench.training.step())
     assert [(type(event), event.fragment) for event in found] == [(CopiedOut, 3)]

@@ -34,6 +34,7 @@ from p2pdiloco.learner.channel import (
     Install,
     LearnerEnd,
     LearnerOptions,
+    PassOptions,
     Ready,
     SpareMachine,
     Start,
@@ -42,7 +43,7 @@ from p2pdiloco.learner.channel import (
     decode_event,
     frame,
 )
-from p2pdiloco.learner.inner_step import Passes, PassOptions
+from p2pdiloco.learner.inner_step import Passes
 from p2pdiloco.learner.lifeline import PassTooLarge, exit_status
 from p2pdiloco.learner.loop import evaluate, heldout_batch
 from p2pdiloco.learner.optimizer import FusedAdamW, HeldParameters, Muon, blocks_of, moments, wants_shards

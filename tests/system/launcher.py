@@ -283,7 +283,7 @@ def _be_learner(environment: Mapping[str, str], log: int, channel: int, exchange
         os.dup2(log, descriptor)
     os.close(log)
     _begin_anew()
-    status = main(channel, exchange)
+    status = main(channel, [str(exchange)])
     sys.stderr.flush()
     os._exit(status)
 

@@ -39,7 +39,7 @@ from p2pdiloco.tasks import text, transformer
 from p2pdiloco.tasks.documents import hash64, pieces
 from p2pdiloco.tasks.hub_streams import load_corpus
 from p2pdiloco.tasks.initial import tensor_specs
-from p2pdiloco.tasks.own_tasks import OwnLoopSection
+from p2pdiloco.tasks.own_tasks import GivenSection
 from p2pdiloco.tasks.registry import render_toml, task_of
 from p2pdiloco.tasks.tokens import ByteTokenizer
 from p2pdiloco.tensors.layout import plan_fragments
@@ -380,7 +380,7 @@ ABSURD = [
 def manifest(*shapes: str) -> Manifest:
     base = for_run("micro", "absurd")
     run = msgspec.structs.replace(base.run, task="own-loop", initial="0" * 64, initial_name="x")
-    return msgspec.structs.replace(base, run=run, model=table(OwnLoopSection(parameters=list(shapes))))
+    return msgspec.structs.replace(base, run=run, model=table(GivenSection(parameters=list(shapes))))
 
 
 @pytest.mark.parametrize("shape", ABSURD)

@@ -45,11 +45,11 @@ from p2pdiloco.tensors.merge import (
     Sample,
     add_up,
     check_partial,
-    contribution_reach,
     contribution_weight,
     decode_partial,
     encode_partial,
     partial_bytes,
+    reach_of,
     scores,
 )
 from p2pdiloco.tensors.outer_update import first_length
@@ -170,7 +170,7 @@ def test_the_heaviest_work_weighs_like_any_other():
 
 def test_weight_is_tokens_squared_per_inner_step():
     assert contribution_weight(300, 6) == 15000.0
-    assert [contribution_reach(300, 6, period) for period in (24, 6, 3)] == [3750.0, 15000.0, 15000.0]
+    assert [reach_of(15000.0, 6, period) for period in (24, 6, 3)] == [3750.0, 15000.0, 15000.0]
 
 
 @pytest.mark.parametrize(("tokens", "steps"), [(0, 1), (1, 0), (-1, 1), (int(MAX_WEIGHT), 1)])
@@ -310,7 +310,7 @@ def with_count(value):
 
 
 TOTAL = sum(contribution_weight(*each) for each in WORKED)
-REACH = sum(contribution_reach(*each, PERIOD) for each in WORKED)
+REACH = sum(reach_of(contribution_weight(*each), each[1], PERIOD) for each in WORKED)
 LONGEST = MAX_MAGNITUDE * math.sqrt(LAYOUT.pieces[DIRECTIONS].numel)
 BAD = {
     "short": ("wrong-size", lambda: honest()[:-4]),

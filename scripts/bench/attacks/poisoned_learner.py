@@ -31,4 +31,4 @@ def poison() -> None:
 
 if __name__ == "__main__":
     poison()
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

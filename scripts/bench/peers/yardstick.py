@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.learner.inner_step import TIMED_STEPS, UNTIMED_STEPS, PassOptions
+from p2pdiloco.learner.channel import PassOptions
+from p2pdiloco.learner.inner_step import TIMED_STEPS, UNTIMED_STEPS
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.ranks import (
     autocast,

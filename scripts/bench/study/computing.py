@@ -8,7 +8,7 @@ import torch
 from msgspec import Struct
 from torch import nn
 
-from p2pdiloco.learner.inner_step import PassOptions
+from p2pdiloco.learner.channel import PassOptions
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.tasks.task import Samples, Shards, Task
 

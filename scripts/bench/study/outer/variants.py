@@ -20,7 +20,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.tensors.codecs import MIN_PEAK, Buffer, Fp32, codec, tiles
+from p2pdiloco.tensors.codecs import MIN_PEAK, Buffer, Floats, codec, tiles
 from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.tensors.outer_update import OwnContributions, UpdateMaker, momentum_at, without_lookahead
 from p2pdiloco.tensors.vault import Vault
@@ -57,13 +57,14 @@ class Seen(Struct, frozen=True):
     """s."""
 
 
-class TopTwoBits(Fp32):
+class TopTwoBits(Floats):
     """The largest elements of each chunk as the codec topk rounds them: their signs, and one magnitude for
     the larger half of them, one for the smaller. Payloads are plain fp32: only loss is studied, not bytes."""
 
     feedback = True
 
     def __init__(self, share: float) -> None:
+        super().__init__("fp32", torch.float32)
         self._half = max(1, round(share * CHUNK / 2))
 
     def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
