@@ -39,7 +39,7 @@ from p2pdiloco.core.api.types import Crypto
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError, invariant
 from p2pdiloco.identity import SIGNATURE_BYTES
 from p2pdiloco.ports import Buffer, PullSink, Refusal, TransportHandlers
-from p2pdiloco.util import DAMAGE, Action, BoundedDict, loop_s
+from p2pdiloco.util import DAMAGE, Action, BoundedDict, cancelled, loop_s
 
 MAX_STREAMS_OUT = 32
 MAX_MESSAGES_IN = 256
@@ -206,10 +206,7 @@ class Endpoint(ABC):
 
     async def end_incoming(self) -> None:
         self._handlers = None
-        tasks = list(self._serving)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._serving)
 
     async def _serve_message(self, sender: str, data: bytes) -> bytes:
         try:

@@ -30,7 +30,7 @@ from p2pdiloco.adapters.streams import RequestAllowance
 from p2pdiloco.errors import NobodyReached, PeerUnreachable, RemoteError, TransportError, UserError, invariant
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PeerConnections, TransportHandlers
-from p2pdiloco.util import BoundedDict
+from p2pdiloco.util import BoundedDict, cancelled
 
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
 EVERYWHERE = ("/ip4/0.0.0.0", "/ip6/::")
@@ -126,10 +126,7 @@ class HivemindTransport(Endpoint):
             task.add_done_callback(_report_end)
 
     async def close(self) -> None:
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._tasks)
         await self._tear_down()
         await self._daemon.stop()
 

@@ -57,7 +57,7 @@ from p2pdiloco.adapters.framing import (
 from p2pdiloco.core.api.reasons import Unheard
 from p2pdiloco.errors import RemoteError, TransportError, invariant
 from p2pdiloco.ports import Buffer, PullSink, PullSource, PushSink, Refusal, TransportHandlers
-from p2pdiloco.util import Action, BoundedDict, Say
+from p2pdiloco.util import Action, BoundedDict, Say, cancelled
 
 LINGER_S = 2.0
 LINGER_BYTES = 8 * 1024 * 1024
@@ -153,10 +153,8 @@ async def _listening(channel: Channel, size: int, most: int) -> AsyncIterator[tu
     try:
         yield sending, final
     finally:
-        if not final.done():
-            final.cancel()
         try:
-            await asyncio.gather(final, return_exceptions=True)
+            await cancelled([final])
         finally:
             sending.close()
 

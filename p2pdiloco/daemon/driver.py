@@ -38,7 +38,7 @@ from p2pdiloco.tensors.codecs import Unsound, UnusableInputs
 from p2pdiloco.tensors.merge import Findings, Input, Payload, digest_of
 from p2pdiloco.tensors.outer_update import Correction, steps_as_everywhere
 from p2pdiloco.tensors.vault import MergeResult, PartialMerge
-from p2pdiloco.util import Action, Frozen
+from p2pdiloco.util import Action, Frozen, cancelled
 
 logger = logging.getLogger(__name__)
 
@@ -205,10 +205,7 @@ class Runner:
 
     async def end_offers(self) -> None:
         """Cut what of ours is on its way: from now on nobody has more of it than the core knows."""
-        offers = list(self._offers)
-        for task in offers:
-            task.cancel()
-        await asyncio.gather(*offers, return_exceptions=True)
+        await cancelled(self._offers)
 
     def _keep_proofs(self, effect: ev.KeepProofs) -> None:
         self._keeping = self._background.spawn(self._executors.durable.keep_proofs(effect.proofs))

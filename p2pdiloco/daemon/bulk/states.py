@@ -30,7 +30,7 @@ from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import PullSource, Refusal, Transport
 from p2pdiloco.tensors.outer_update import Loan, Pin
-from p2pdiloco.util import Now
+from p2pdiloco.util import Now, cancelled
 
 MAX_HOLDERS = 4
 """Number of holders of one fragment's state that are asked at one time."""
@@ -158,10 +158,7 @@ class Copying:
                             asked.add(peer)
                             workers[self._help(copy, peer, effect)] = peer
         finally:
-            begun.cancel()
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(begun, *workers, return_exceptions=True)
+            await cancelled([begun, *workers])
         if not copy.complete:
             raise error
 
@@ -268,8 +265,7 @@ class Copying:
             raise TransportError("cut") from None
         finally:
             if not pull.done():
-                pull.cancel()
-                await asyncio.gather(pull, return_exceptions=True)
+                await cancelled([pull])
             self.bytes_in += sink.received_bytes
             self.from_others_bytes += sink.received_bytes if peer != effect.peer else 0
             if sink.received_bytes:
