@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -271,61 +270,43 @@ class Pulling:
         fragment, limit = request.fragment, self.chain.most_update_bytes(request.fragment)
         self.unfinished.forget_old()
         self._pushes_in.forget_old()
-        before = self.unfinished.take(fragment)  # what is reserved for the whole counts it from here on
+        left = before = self.unfinished.take(
+            fragment
+        )  # what is reserved for the whole counts it from here on
         if not self._memory.fits_fetch(limit):
             self.unfinished.forget_all()
             self._pushes_in.forget_all()
-        try:
-            with self._memory.fetching(limit):
-                taken, before = before, None
-                return await self._pull_rest(peer, request, limit, taken, watcher)
-        finally:
-            self.unfinished.keep(fragment, before)  # there was no room
-
-    async def _pull_rest(
-        self,
-        peer: str,
-        request: wire.PullUpdate,
-        limit: int,
-        before: Unfinished | None,
-        watcher: Arriving,
-    ) -> Fetch | wire.Elsewhere:
-        fragment = request.fragment
         if before is not None:
             request = replace(request, have_bytes=before.have_bytes, have=before.digest)
-        with ExitStack() as stack:
-            fetch = Fetch(
-                request, limit, before, watcher, lambda: stack.enter_context(self._downlink.moving())
-            )
-            refusal = await self._into(fetch, peer, request, before)
-        if refusal is not None:
-            self.unfinished.keep(fragment, before)
-            answer = wire.decode(refusal.answer, cast(Any, wire.Refused | wire.Elsewhere))
-            if isinstance(answer, wire.Elsewhere):
-                return answer
-            raise wire.PullRefused(answer.reason)
-        if fetch.complete:
-            self.unfinished.forget(fragment)
-        else:
-            self.unfinished.keep(fragment, fetch.unfinished)
-        return fetch
-
-    async def _into(
-        self, fetch: Fetch, peer: str, request: wire.PullUpdate, before: Unfinished | None
-    ) -> Refusal | None:
-        fragment = request.fragment
+        pause_s = NAMED_PAUSE_S if request.version else PAUSE_S
         try:
-            pause_s = NAMED_PAUSE_S if request.version else PAUSE_S
-            return await self._transport.pull_into(peer, wire.encode(request), fetch, pause_s)
-        except (TransportError, asyncio.CancelledError):
-            self.unfinished.keep(fragment, fetch.unfinished)
-            raise
-        except RemoteError:
-            if not fetch.received_bytes:  # busy, say: another holder may have the rest
-                self.unfinished.keep(fragment, before)
-            raise
+            with self._memory.fetching(limit), ExitStack() as stack:
+                fetch = Fetch(
+                    request, limit, before, watcher, lambda: stack.enter_context(self._downlink.moving())
+                )
+                try:
+                    refusal = await self._transport.pull_into(peer, wire.encode(request), fetch, pause_s)
+                    left = fetch.unfinished
+                    if refusal is None and fetch.complete:
+                        self.unfinished.forget(fragment)
+                        left = None
+                except (TransportError, asyncio.CancelledError):
+                    left = fetch.unfinished
+                    raise
+                except RemoteError:
+                    if fetch.received_bytes:  # else it was busy, say: another holder may have the rest
+                        left = None
+                    raise
+                finally:
+                    self.bytes_in += fetch.received_bytes
         finally:
-            self.bytes_in += fetch.received_bytes
+            self.unfinished.keep(fragment, left)
+        if refusal is None:
+            return fetch
+        answer = wire.decode(refusal.answer, cast(Any, wire.Refused | wire.Elsewhere))
+        if isinstance(answer, wire.Elsewhere):
+            return answer
+        raise wire.PullRefused(answer.reason)
 
 
 Asked = wire.PullUpdate | wire.PullState
@@ -350,7 +331,7 @@ class UnfinishedUpdates:
     `daemon.bulk.states.StateCopy`.
     """
 
-    def __init__(self, now: Now = time.monotonic) -> None:
+    def __init__(self, now: Now) -> None:
         self._now = now
         self._kept: dict[int, tuple[Unfinished, float]] = {}
 
@@ -398,7 +379,7 @@ class Fetch:
         request: wire.PullUpdate,
         most_bytes: int,
         unfinished: Unfinished | None,
-        watcher: Arriving | None = None,
+        watcher: Arriving,
         comes: Callable[[], object] = lambda: None,
     ) -> None:
         """`comes`: called when the payload begins to come."""
@@ -439,17 +420,15 @@ class Fetch:
         size = found.total or size
         if size > self._most:
             raise RemoteError("oversized", f"payload of {size} bytes, at most {self._most}")
-        if found.offset:
-            if before is None or (digest, found.offset) != (before.digest, before.have_bytes):
-                raise RemoteError("garbage", "goes on with something else than was asked for")
-            if len(before.payload) != size:
-                self.unfinished = None  # who gave the beginning, or who gives the rest: begin anew
-                raise TransportError("of another size than what came before")
-        else:
-            self.unfinished = Unfinished(digest, size)
+        if not found.offset:
+            before = self.unfinished = Unfinished(digest, size)
+        elif before is None or (digest, found.offset) != (before.digest, before.have_bytes):
+            raise RemoteError("garbage", "goes on with something else than was asked for")
+        elif len(before.payload) != size:
+            self.unfinished = None  # who gave the beginning, or who gives the rest: begin anew
+            raise TransportError("of another size than what came before")
         self.began_s = loop_s()
-        if self._watcher is not None and self.unfinished is not None:
-            self._watcher.begun(found.version, self.unfinished)
+        self._watcher.begun(found.version, before)
         self._comes()
 
     def write(self, offset: int, chunk: memoryview) -> None:
@@ -458,8 +437,7 @@ class Fetch:
         self.unfinished.payload[at : at + len(chunk)] = chunk
         self.unfinished.have_bytes = at + len(chunk)
         self.received_bytes += len(chunk)
-        if self._watcher is not None:
-            self._watcher.grew()
+        self._watcher.grew()
 
 
 def known_bytes(pull: Asked, digest: bytes, size: int) -> int:
