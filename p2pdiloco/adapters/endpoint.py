@@ -11,7 +11,8 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from msgspec import msgpack
@@ -211,7 +212,7 @@ class Endpoint(ABC):
     async def _serve_message(self, sender: str, data: bytes) -> bytes:
         try:
             await self._turn(sender)
-            with _Slot(self._messages_in, sender, MAX_MESSAGES_IN, MAX_MESSAGES_IN_PER_PEER):
+            with self._message_slot(sender):
                 if self._handlers is None:
                     raise RemoteError(Unheard.NOT_READY.value)
                 if len(data) > MAX_MESSAGE_BYTES:
@@ -226,6 +227,20 @@ class Endpoint(ABC):
         except (Exception, InvariantViolation) as error:  # noqa: BLE001 - our own bug, reported below
             report_bug("message handler", error)
             return _REFUSED + b"internal-error"
+
+    @contextmanager
+    def _message_slot(self, sender: str) -> Iterator[None]:
+        """Context in which a message is answered: only so many are, in all and of a peer. Raises: Busy."""
+        messages = self._messages_in
+        if messages.total() >= MAX_MESSAGES_IN or messages[sender] >= MAX_MESSAGES_IN_PER_PEER:
+            raise Busy
+        messages[sender] += 1
+        try:
+            yield
+        finally:
+            messages.subtract([sender])
+            if not messages[sender]:
+                del messages[sender]
 
     async def _turn(self, sender: str) -> bool | None:
         """Wait until a request of a peer's may be looked at: not at all if it is a member. Tell whether it is
@@ -303,24 +318,6 @@ class Endpoint(ABC):
         if reason not in self.refusals and len(self.refusals) >= MAX_REASONS:
             reason = "other"
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
-
-
-class _Slot:
-    """Slot for one of a bounded number of concurrent requests, in all and per peer."""
-
-    def __init__(self, counts: Counter[str], peer: str, most: int, most_per_peer: int) -> None:
-        self._counts, self._peer = counts, peer
-        self._full = counts.total() >= most or counts[peer] >= most_per_peer
-
-    def __enter__(self) -> None:
-        if self._full:
-            raise Busy
-        self._counts[self._peer] += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._counts[self._peer] -= 1
-        if not self._counts[self._peer]:
-            del self._counts[self._peer]
 
 
 def report_bug(where: str, error: BaseException) -> None:
