@@ -63,16 +63,6 @@ class Entry(Struct):
     last_s: int = 0
     """Times at which a keeper took the versions that have its first and last contribution; 0: not known."""
 
-    def add(self, tokens: int, part: Contributor, at_s: int) -> None:
-        """Add a contribution."""
-        self.tokens += tokens
-        self.claimed += part.tokens
-        self.inner_steps += part.inner_steps
-        self.contributions += 1
-        if at_s:
-            self.first_s = min(self.first_s or at_s, at_s)
-            self.last_s = max(self.last_s, at_s)
-
     def join(self, other: Entry) -> None:
         """Add what is in another entry."""
         self.tokens += other.tokens
@@ -140,7 +130,8 @@ class FragmentLedger:
             if place in false:
                 self.doubt(Doubt.FALSE_LABEL)
             elif self._is_next(part, header.number):
-                self._entry(part.learner, record.at_s).add(tokens, part, record.at_s)
+                work = Entry(tokens, part.tokens, part.inner_steps, 1, record.at_s, record.at_s)
+                self._entry(part.learner, record.at_s).join(work)
                 self.uncredited_tokens -= tokens
         self.tokens += counted
         self.number, self.digest = header.number, digest
