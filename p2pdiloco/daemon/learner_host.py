@@ -216,7 +216,7 @@ class LearnerHost:
             return None
         self.send(Stop(save_path=save_path))
         if not (await asyncio.wait({exit_task}, timeout=timeout_s))[0]:
-            self._signal(signal.SIGKILL)
+            self.kill()
         return await asyncio.shield(exit_task)
 
     async def left_alone(self, for_s: float) -> None:
@@ -464,13 +464,7 @@ class GuestHost(LearnerHost):
         Returns as `LearnerHost.stop`.
         """
         self._start = None
-        exit_task = self._exit
-        if self._link is None or exit_task is None:
-            return None
-        self.send(Stop(save_path=save_path))
-        if not (await asyncio.wait({exit_task}, timeout=timeout_s))[0]:
-            self.kill()
-        return await asyncio.shield(exit_task)
+        return await super().stop(save_path, timeout_s)
 
     async def left_alone(self, for_s: float) -> None:
         """Wait until no program has been connected for so long."""
