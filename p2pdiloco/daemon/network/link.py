@@ -33,6 +33,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.config.manifest import CodecName, Manifest
 from p2pdiloco.config.presets import warnings_about
 from p2pdiloco.config.values import rate_text
@@ -45,6 +46,7 @@ from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
 from p2pdiloco.daemon.bulk.updates import degree
 from p2pdiloco.daemon.diary import Diary
 from p2pdiloco.daemon.learner_link import LearnerLink
+from p2pdiloco.errors import StorageError
 from p2pdiloco.ports import PostEvent, Transport
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codecs import codec
@@ -635,11 +637,8 @@ def save_uplink(data_dir: Path, bits_per_s: float) -> None:
     """Save the rate that was measured in this life. A failure is logged: it costs this memory only."""
     if not bits_per_s < math.inf:
         return
-    path = _file(data_dir)
-    temporary = path.with_name(path.name + ".tmp")
+    content = msgspec.json.encode(RememberedUplink(bits_per_s, time.time()))
     try:
-        temporary.write_bytes(msgspec.json.encode(RememberedUplink(bits_per_s, time.time())))
-        temporary.replace(path)
-    except OSError as error:
-        # A temporary file that may be left behind is overwritten the next time.
-        logger.warning("what the uplink carries cannot be kept in %s: %s", path, error)
+        Files().save(_file(data_dir), [content], durable=False)
+    except StorageError as error:
+        logger.warning("what the uplink carries cannot be kept: %s", error)

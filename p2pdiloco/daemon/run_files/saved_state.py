@@ -195,14 +195,10 @@ _decoder = msgspec.json.Decoder(Note)
 
 def write_resume(folder: Path, left: Note) -> None:
     """Note the state of our contributions at an orderly end; a missing note only costs the displacements."""
-    temporary = folder / (FILE + ".tmp")
     try:
-        temporary.write_bytes(msgspec.json.encode(left))
-        temporary.replace(folder / FILE)
-    except OSError as error:
+        Files().save(folder / FILE, [msgspec.json.encode(left)], durable=False)
+    except StorageError as error:
         logger.error("the note for the next start is not saved, unmerged inner steps will be lost: %s", error)
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 class Resume:
