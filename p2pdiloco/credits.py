@@ -82,6 +82,7 @@ class MergedMark(Frozen):
     """Bytes by which a copy of it is known."""
 
 
+@dataclass
 class FragmentLedger:
     """Ledger of one fragment's line of versions, oldest first.
 
@@ -91,9 +92,12 @@ class FragmentLedger:
     a seat share what the seats leave. So the credits of a fragment always add up to its tokens.
     """
 
-    def __init__(self, run: str, fragment: int, bucket_s: int = 0) -> None:
-        """`bucket_s`: length of the stretches of time that are told apart; 0: none are."""
-        self._run, self._fragment, self._bucket_s = run, fragment, bucket_s
+    _run: str
+    _fragment: int
+    _bucket_s: int = 0
+    """Length of the stretches of time that are told apart; 0: none are."""
+
+    def __post_init__(self) -> None:
         self.entries: dict[tuple[str, int], Entry] = {}
         """Entries by learner and beginning of the stretch of time."""
         self.doubts: dict[Doubt, int] = {}

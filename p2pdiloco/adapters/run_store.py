@@ -23,6 +23,7 @@ import hashlib
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -459,6 +460,7 @@ def _parse(line: bytes) -> VoteRecord | None:
         return None
 
 
+@dataclass
 class VotesLog:
     """Log of our newest votes: an append-only text file, one checksummed line for every vote.
 
@@ -466,23 +468,28 @@ class VotesLog:
     is of the whole run. A vote counts once `save` has returned; forgetting one could let a node vote twice in
     a term, so sound lines outlive damage around them. Groups rotate: of every fragment the votes in the
     `KEPT_GROUPS` groups voted in last are kept, which reaches many epochs back, and that of the whole run,
-    and what we attested, always. `report` is told about damage that was found and contained.
+    and what we attested, always.
+
+    Raises:
+        StorageError: the file cannot be read, or not be mended.
     """
 
-    def __init__(self, path: Path, files: Files, report: Say) -> None:
-        """Raises: StorageError: the file cannot be read, or not be mended."""
-        self._path = path
-        self._files = files
-        self._report = report
+    _path: Path
+    _files: Files
+    _report: Say
+    """What is told about damage that was found and contained."""
+
+    def __post_init__(self) -> None:
         self._newest: Votes = {}
         self._bytes = 0
         self._compact_above = COMPACT_ABOVE_BYTES
         self._rewrite = True
         """True: the next vote replaces the file with the newest votes instead of appending to it."""
-        if path.is_dir():
-            report(f"{path} is a folder: {set_aside(path)}; the votes that were there are forgotten")
-        elif path.exists():
-            self._load(files.read(path))
+        if self._path.is_dir():
+            aside = set_aside(self._path)
+            self._report(f"{self._path} is a folder: {aside}; the votes that were there are forgotten")
+        elif self._path.exists():
+            self._load(self._files.read(self._path))
 
     def newest(self) -> Votes:
         """The newest vote of each fragment and group."""

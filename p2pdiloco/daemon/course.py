@@ -17,6 +17,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from p2pdiloco.config.manifest import Manifest
@@ -75,22 +76,23 @@ _REST_WORDS: dict[ch.Rests, str] = {
 }
 
 
+@dataclass
 class RunCourse:
     """Course of one run, as this node knows it."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        core: Core,
-        amendments: Callable[[], tuple[Amendment, ...]],
-        follow: Callable[[ch.FollowCourse], None],
-        say: Callable[[str, int], None],
-    ) -> None:
-        """`amendments`: those of the run's owner. `follow` has the learner go by a course. `say` hears of
-        every change, and at how many tokens."""
+    _manifest: Manifest
+    _core: Core
+    _amendments: Callable[[], tuple[Amendment, ...]]
+    """Function that lists those of the run's owner."""
+    _follow: Callable[[ch.FollowCourse], None]
+    """Function that has the learner go by a course."""
+    _say: Callable[[str, int], None]
+    """Function that hears of every change, and at how many tokens."""
+
+    def __post_init__(self) -> None:
+        manifest = self._manifest
         self._inner, self._stops = manifest.inner, manifest.end.learners == "stop"
         self._is_open = manifest.admission.mode == "open"
-        self._core, self._amendments, self._follow, self._say = core, amendments, follow, say
         self._told = ch.FollowCourse()
         self._pace = Pace()
         self._is_over = False
@@ -296,24 +298,19 @@ class Turns:
         self.newest, self.by, self.at_s, self._known_s = heldout, peer, now, now
 
 
+@dataclass
 class Measurements:
     """Held-out losses of the run as it is here: our own, which are news for others, and what others say."""
 
-    def __init__(
-        self,
-        turns: Turns,
-        vault: Vault,
-        log_versions: int,
-        alone: bool,
-        counts: Callable[[str], bool] = lambda _peer: True,
-    ) -> None:
-        """`alone`: others' losses do not count here (--evaluate each). `counts`: tells whether to listen to
-        a peer."""
-        self.turns = turns
-        self.counts = counts
-        self.alone = alone
-        self._vault = vault
-        self._log_versions = log_versions
+    turns: Turns
+    _vault: Vault
+    _log_versions: int
+    alone: bool
+    """True: others' losses do not count here (--evaluate each)."""
+    counts: Callable[[str], bool] = lambda _peer: True
+    """Function that tells whether to listen to a peer."""
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.news = asyncio.Event()
         """Event that is set when we have a new loss to tell."""

@@ -337,24 +337,17 @@ Named = tuple[bytes, int, Payload]
 """Digest, ticket, and a payload itself."""
 
 
+@dataclass
 class Merging:
     """Merging: carries out `Merge`, `MergePartial`, `ApplyUpdate` and `DropSpare` in the tensors thread."""
 
-    def __init__(
-        self,
-        compute: Compute,
-        tickets: Tickets,
-        post: PostEvent,
-        keep: Callable[[int, list[Named]], None] = lambda _fragment, _merged: None,
-        repair: Callable[[SignedVersion], Awaitable[Correction | None]] | None = None,
-    ) -> None:
-        """`keep`: keeps what was merged, and partial merges, for audits. `repair`: finds what
-        makes a false version good; None: nothing is."""
-        self._repair = repair
-        self._compute = compute
-        self._keep = keep
-        self._tickets = tickets
-        self._post = post
+    _compute: Compute
+    _tickets: Tickets
+    _post: PostEvent
+    _keep: Callable[[int, list[Named]], None] = lambda _fragment, _merged: None
+    """Keeper of what was merged, and of partial merges, for audits."""
+    _repair: Callable[[SignedVersion], Awaitable[Correction | None]] | None = None
+    """Finder of what makes a false version good; None: nothing is."""
 
     async def examine(self) -> None:
         """See whether this machine makes the merges and outer steps that all others make: else its versions
@@ -509,29 +502,22 @@ class Merging:
         return self._compute.run(self._compute.vault.drop_spare, effect.fragment)
 
 
+@dataclass
 class Committing:
     """Committing of new versions: carries out `CommitVersion`, for vault, log of updates, disk and
     learner."""
 
-    def __init__(
-        self,
-        me: str,
-        compute: Compute,
-        tickets: Tickets,
-        log: UpdateLog,
-        durable: Durable,
-        learner: LearnerLink,
-        keeper: HistoryKeeper | None = None,
-    ) -> None:
-        """`me`: our peer id; our own versions' updates are on the disk already. `keeper`: of the run's
-        history."""
-        self._me = me
-        self._compute = compute
-        self._tickets = tickets
-        self._log = log
-        self._durable = durable
-        self._learner = learner
-        self._keeper = keeper
+    _me: str
+    """Our peer id; our own versions' updates are on the disk already."""
+    _compute: Compute
+    _tickets: Tickets
+    _log: UpdateLog
+    _durable: Durable
+    _learner: LearnerLink
+    _keeper: HistoryKeeper | None = None
+    """Keeper of the run's history."""
+
+    def __post_init__(self) -> None:
         self.done = asyncio.Event()
         """Event that is set with every version that the vault has taken in. Who waits looks, clears it,
         and waits."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -374,6 +375,7 @@ Log = Callable[[int], Sequence[SignedVersion]]
 """Function that lists the newest versions of a fragment of our chain, oldest first."""
 
 
+@dataclass
 class HistoryDoor:
     """Giver of a run's history and credits to anybody who asks, within bounds.
 
@@ -381,10 +383,14 @@ class HistoryDoor:
     with them, and of a run that nobody keeps something can be told.
     """
 
-    def __init__(self, run: str, log: Log, keeper: HistoryKeeper | None, now: Now = time.monotonic) -> None:
-        """`keeper`: None: this node keeps no history."""
-        self._run, self._log, self._keeper = run, log, keeper
-        self._budget = Budget(Enough.HISTORIES, HISTORY_BYTES, HISTORY_S, now)
+    _run: str
+    _log: Log
+    _keeper: HistoryKeeper | None
+    """Keeper of this node; None: it keeps no history."""
+    _now: Now = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._budget = Budget(Enough.HISTORIES, HISTORY_BYTES, HISTORY_S, self._now)
         self._to: set[str] = set()
 
     def answer(self, query: CreditsQuery) -> CreditsAnswer:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from p2pdiloco.core.api import events as ev
@@ -30,27 +31,25 @@ STEP_AT_MOST_S = 60.0
 """Longest inner step whose end a leaving node waits for."""
 
 
+@dataclass
 class LearnerLink:
     """Link to the learner: starts, feeds and restarts it, and translates its events for the core."""
 
-    def __init__(
-        self,
-        make_host: MakeHost,
-        compute: Compute,
-        tickets: Tickets,
-        state_path: Path,
-        post: PostEvent,
-        tell: OnEvent,
-        spawn: Callable[..., asyncio.Task[None]],
-        swarm: Shared,
-    ) -> None:
-        """`tell`: who else hears what the learner says. `state_path`: file of the learner's state."""
-        self._host = make_host(self._on_event)
-        self._compute, self._tickets = compute, tickets
-        self._learner_count = LearnerCount(swarm)
-        self._slots = [Slot() for _ in compute.vault.layouts]
-        self._state_path = state_path
-        self._post, self._tell, self._spawn = post, tell, spawn
+    _make_host: MakeHost
+    _compute: Compute
+    _tickets: Tickets
+    _state_path: Path
+    """File of the learner's state."""
+    _post: PostEvent
+    _tell: OnEvent
+    """Function that hears what the learner says, too."""
+    _spawn: Callable[..., asyncio.Task[None]]
+    _swarm: Shared
+
+    def __post_init__(self) -> None:
+        self._host = self._make_host(self._on_event)
+        self._learner_count = LearnerCount(self._swarm)
+        self._slots = [Slot() for _ in self._compute.vault.layouts]
         self._life = 0
         """Number of learner processes: what was started for an earlier one is dropped."""
         self._ready = self._gives_up = self._appraises = False

@@ -403,20 +403,23 @@ SYNC_EVERY_S = 10.0
 safe from a crash of ours: that is 10 s more, for the disk to do it in."""
 
 
+@dataclass
 class Durable:
     """Writer of the core's records, votes and outer updates, in the thread for the disk.
 
     A full disk is told to the person now and then, not at every try.
     """
 
-    def __init__(self, store: RunStore, tickets: Tickets, io: Executor, durable_s: float) -> None:
-        """`io`: the thread for the disk. `durable_s`: see `core.api.config.Timing`."""
-        self._store = store
-        self._tickets = tickets
-        self._io = io
+    _store: RunStore
+    _tickets: Tickets
+    _io: Executor
+    """Thread for the disk."""
+    _safe_s: float
+    """Time after which others count an update as safe here (`durable_s` of `core.api.config.Timing`)."""
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._complaint, self._complain_again_s = "", 0.0
-        self._safe_s = durable_s
         self.synced = self.syncs_failed = 0
         """Numbers of updates that were synced after they were written, and of syncs that failed."""
 

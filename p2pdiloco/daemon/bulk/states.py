@@ -433,15 +433,15 @@ LEASE_S = 20.0
 """Time for which a state stays pinned for a peer that does not read it."""
 
 
+@dataclass(eq=False)
 class _Lease:
     """State that is pinned for one peer."""
 
-    def __init__(self, peer: str, header: wire.StateHeader, pin: Pin) -> None:
-        self.peer = peer
-        self.header = header
-        self.pin = pin
-        self.streams = 0
-        self.last_s = 0.0
+    peer: str
+    header: wire.StateHeader
+    pin: Pin
+    streams: int = 0
+    last_s: float = 0.0
 
 
 @dataclass

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -236,19 +237,19 @@ def _all_of(fetch: Fetch) -> Fetch:
     return fetch
 
 
+@dataclass
 class Pulling:
     """Requests for updates, one peer at a time, and what is kept of those that were cut."""
 
-    def __init__(
-        self, chain: ChainView, transport: Transport, memory: Memory, pushes_in: PushesIn, downlink: Meter
-    ) -> None:
-        """`pushes_in`: what it keeps of others' cut streams makes room. `downlink`: meter that runs while
-        bytes come, not while we ask."""
-        self.chain = chain
-        self._transport = transport
-        self._memory = memory
-        self._pushes_in = pushes_in
-        self._downlink = downlink
+    chain: ChainView
+    _transport: Transport
+    _memory: Memory
+    _pushes_in: PushesIn
+    """Keeper of others' cut streams, which make room."""
+    _downlink: Meter
+    """Meter that runs while bytes come, not while we ask."""
+
+    def __post_init__(self) -> None:
         self.unfinished = UnfinishedUpdates(loop_s)
         self.bytes_in = 0
 
@@ -371,26 +372,21 @@ class UnfinishedUpdates:
                 del self._kept[key]
 
 
+@dataclass
 class Fetch:
     """Sink of one request for an update. Implements `ports.PullSink`."""
 
-    def __init__(
-        self,
-        request: wire.PullUpdate,
-        most_bytes: int,
-        unfinished: Unfinished | None,
-        watcher: Arriving,
-        comes: Callable[[], object] = lambda: None,
-    ) -> None:
-        """`comes`: called when the payload begins to come."""
-        self._request = request
-        self._most = most_bytes
-        self.unfinished = unfinished
+    _request: wire.PullUpdate
+    _most: int
+    unfinished: Unfinished | None
+    _watcher: Arriving
+    _comes: Callable[[], object] = lambda: None
+    """Function that is called when the payload begins to come."""
+
+    def __post_init__(self) -> None:
         self._header: wire.UpdateHeader | None = None
-        self._watcher = watcher
         self.received_bytes = 0
         self.began_s = 0.0
-        self._comes = comes
 
     @property
     def complete(self) -> bool:
@@ -557,6 +553,7 @@ class _Given:
         return now - self.last_s > FRESH_S and not any(taker.streams for taker in self.takers.values())
 
 
+@dataclass
 class Fanout:
     """Service of updates: who gets which one from us, and who is sent elsewhere.
 
@@ -569,15 +566,16 @@ class Fanout:
     holder and insists (`Gathering`), and is served.
     """
 
-    def __init__(self, me: str, meter: Meter, now: Now) -> None:
-        """`meter`: meter of the uplink while updates are given out; it leaves out what is too short."""
-        self._me = me
-        self._meter = meter
-        self._now = now
+    _me: str
+    _meter: Meter
+    """Meter of the uplink while updates are given out; it leaves out what is too short."""
+    _now: Now
+
+    def __post_init__(self) -> None:
         self._given: BoundedDict[tuple[int, int, bytes], _Given] = BoundedDict(MAX_GIVEN)
         self._arriving: dict[int, Arriving] = {}
         self._waiting: Counter[str] = Counter()
-        self._rates = Rates(now)
+        self._rates = Rates(self._now)
         """Rates at which peers took what we gave them."""
         self._rate = MovingAverage(0.25)
         """Average of all these rates."""

@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -429,7 +430,7 @@ class Seldom:
 
     def __init__(self, source: PauseSource, begin: Begin = begun) -> None:
         """`begin`: begins a look."""
-        self._source, self._begin = source, begin
+        self._source, self.begin = source, begin
         self._at = float("-inf")
         self._looking: Future[Finding | None] | None = None
         self._found: Finding | None = None
@@ -437,25 +438,22 @@ class Seldom:
     def look(self, wall: float) -> Finding | None:
         if self._looking is None and not 0 <= wall - self._at < LOOK_EVERY_S:
             self._at = wall
-            self._looking = self._begin(partial(self._source.look, wall))
+            self._looking = self.begin(partial(self._source.look, wall))
         if self._looking is not None and self._looking.done():
             self._found, self._looking = self._looking.result(), None
         return self._found
 
 
+@dataclass
 class OwnersMachine:
     """Machine of its owner: makes the sources for the bounds, from what it tells."""
 
-    def __init__(
-        self,
-        plugged: Callable[[], bool | None] = mains,
-        sensors: Sensors | None = None,
-        idleness: Callable[[], Idleness] = Idleness,
-        begin: Begin = begun,
-    ) -> None:
-        self._begin = begin
-        self._plugged, self._make_idleness = plugged, idleness
-        self._sensors = sensors
+    _plugged: Callable[[], bool | None] = mains
+    _sensors: Sensors | None = None
+    _make_idleness: Callable[[], Idleness] = Idleness
+    begin: Begin = begun
+
+    def __post_init__(self) -> None:
         self._idleness: Idleness | None = None
 
     def sources(self, bounds: Bounds) -> list[PauseSource]:
@@ -470,12 +468,12 @@ class OwnersMachine:
         if bounds.not_on_battery:
             if self._plugged() is None:
                 raise _untold("--not-on-battery", "whether it is on battery", "it has none, or hides it")
-            found.append(Seldom(Battery(self._plugged), self._begin))
+            found.append(Seldom(Battery(self._plugged), self.begin))
         if bounds.idle_s:
             self._idleness = self._idleness or self._make_idleness()
             if not self._idleness.tells:
                 raise _untold("--when-idle", "who uses it", "use --hours instead")
-            found.append(Seldom(InUse(self._idleness, bounds.idle_s), self._begin))
+            found.append(Seldom(InUse(self._idleness, bounds.idle_s), self.begin))
         return found + self._of_sensors(bounds)
 
     def _of_sensors(self, bounds: Bounds) -> list[PauseSource]:
@@ -486,13 +484,13 @@ class OwnersMachine:
             if bounds.max_temperature_c:
                 if hottest_c() is None:
                     raise _untold("--max-temperature", "how hot it is", "containers often hide it")
-                found.append(Seldom(Heat(hottest_c, bounds.max_temperature_c), self._begin))
+                found.append(Seldom(Heat(hottest_c, bounds.max_temperature_c), self.begin))
             if bounds.max_power_w:
                 if power_w() is None:
                     raise _untold(
                         "--max-power", "what its GPUs draw", "the driver does not say, or there is none"
                     )
-                found.append(Seldom(Power(power_w, bounds.max_power_w), self._begin))
+                found.append(Seldom(Power(power_w, bounds.max_power_w), self.begin))
         return found
 
 

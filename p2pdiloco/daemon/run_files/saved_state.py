@@ -16,6 +16,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -143,18 +144,17 @@ def _why_not(config: CoreConfig, saved: SavedFragment, vault: Vault) -> str | No
     return None if digest == header.state_digest else "its parameters are not those of its version"
 
 
+@dataclass
 class Checkpoints:
     """Writer of regular checkpoints of all fragments, from which a node starts again."""
 
-    def __init__(
-        self, compute: Compute, store: RunStore, io: Executor, log_versions: int, diary: Diary
-    ) -> None:
-        """`io`: the thread for the disk. `log_versions`: number of versions whose updates are kept."""
-        self._compute = compute
-        self._store = store
-        self._io = io
-        self._log_versions = log_versions
-        self._diary = diary
+    _compute: Compute
+    _store: RunStore
+    _io: Executor
+    """Thread for the disk."""
+    _log_versions: int
+    """Number of versions whose updates are kept."""
+    _diary: Diary
 
     async def save(self) -> None:
         """Write every fragment's committed state; a full disk costs this checkpoint only."""
@@ -424,28 +424,22 @@ class ResultPlan(Struct, frozen=True):
         return cls(expanded(settings.result_dir, "--result-dir"), every_s, merges, settings.result_keep)
 
 
+@dataclass
 class ResultWriter:
     """Writer of the result files that a node saves by itself: every so often, a bounded number of them
     kept."""
 
-    def __init__(
-        self,
-        run: Run,
-        compute: Compute,
-        io: Executor,
-        plan: ResultPlan,
-        tokenizer: Path,
-        tell: Callable[[str, bool], None],
-    ) -> None:
-        """`tokenizer`: the file of the run's tokenizer, if it has one. `tell(sentence, saved)` hears of every
-        attempt; `io` runs what touches the disk: a thread of its own, since nothing else can wait for a whole
-        model."""
-        self._run = run
-        self._tokenizer = tokenizer
-        self._compute = compute
-        self._io = io
-        self._plan = plan
-        self._tell = tell
+    _run: Run
+    _compute: Compute
+    _io: Executor
+    """Thread of its own for what touches the disk, since nothing else can wait for a whole model."""
+    _plan: ResultPlan
+    _tokenizer: Path
+    """File of the run's tokenizer, if it has one."""
+    _tell: Callable[[str, bool], None]
+    """Function that hears of every attempt: (sentence, saved)."""
+
+    def __post_init__(self) -> None:
         self._saved_at = self._tried_at = self._compute.vault.merges
 
     async def watch(self, committed: asyncio.Event) -> None:
