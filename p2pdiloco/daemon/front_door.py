@@ -50,10 +50,9 @@ class FrontDoor:
     def __init__(self, dial_back: DialBack | None = None, now: Callable[[], float] = time.monotonic) -> None:
         """`dial_back`: answers whoever asks whether we can dial it; None: such questions are refused."""
         self._runs: dict[str, tuple[PublishedRun, bytes]] = {}
-        self._initial: dict[str, Path] = {}
-        self._giving = Giving(now)
-        self._tokenizers: dict[str, Path] = {}
-        self._giving_tokenizers = Giving(now)
+        self._files: dict[tuple[type, str], Path] = {}
+        """Files of the runs, by what asks for them and run."""
+        self._giving = {kind: Giving(now) for kind in (wire.PullInitial, wire.PullTokenizer)}
         self._member: Transfers | None = None
         self._gate: Gate | None = None
         self._history: HistoryDoor | None = None
@@ -91,9 +90,9 @@ class FrontDoor:
         """List and serve a run's manifest, and what of it is kept there: a given version 0, a tokenizer."""
         self._runs[run.id] = (run, encode_manifest(run))
         if data_dir is not None and run.manifest.run.initial:
-            self._initial[run.id] = kept_initial(data_dir, run.id)
+            self._files[wire.PullInitial, run.id] = kept_initial(data_dir, run.id)
         if data_dir is not None and run.manifest.data.tokenizer != BYTES:
-            self._tokenizers[run.id] = kept_tokenizer(data_dir, run.id)
+            self._files[wire.PullTokenizer, run.id] = kept_tokenizer(data_dir, run.id)
 
     def published(self) -> list[PublishedRun]:
         """List the runs that are served, with their manifests."""
@@ -168,20 +167,8 @@ class FrontDoor:
             return self.probes.give(sender, pull)
         if isinstance(pull, wire.PullManifest):
             return self._manifest(sender, pull.run)
-        if isinstance(pull, wire.PullInitial):
-            file = self._initial.get(pull.run)
-            if file is None:
-                return refuse(PullRefusal.UNKNOWN_RUN)
-            return self._giving.serve(
-                sender, partial(version_0_from, file, pull.offset, pull.whole), not self.is_member(sender)
-            )
-        if isinstance(pull, wire.PullTokenizer):
-            file = self._tokenizers.get(pull.run)
-            if file is None:
-                return refuse(PullRefusal.UNKNOWN_RUN)
-            return self._giving_tokenizers.serve(
-                sender, partial(tokenizer_from, file), not self.is_member(sender)
-            )
+        if isinstance(pull, wire.PullInitial | wire.PullTokenizer):
+            return self._file(sender, pull)
         if self._member is None:
             return refuse(PullRefusal.NOT_READY)
         if isinstance(pull, PullHistory):
@@ -189,6 +176,15 @@ class FrontDoor:
                 return refuse(PullRefusal.NOT_HERE)
             return await self._history.serve(sender, pull, not self.is_member(sender))
         return await self._member.on_pull(sender, pull)
+
+    def _file(self, sender: str, pull: wire.PullInitial | wire.PullTokenizer) -> PullSource | Refusal:
+        file = self._files.get((type(pull), pull.run))
+        if file is None:
+            return refuse(PullRefusal.UNKNOWN_RUN)
+        read = partial(tokenizer_from, file)
+        if isinstance(pull, wire.PullInitial):
+            read = partial(version_0_from, file, pull.offset, pull.whole)
+        return self._giving[type(pull)].serve(sender, read, not self.is_member(sender))
 
     def _manifest(self, sender: str, run: str) -> PullSource | Refusal:
         found = self._runs.get(run)
