@@ -34,6 +34,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from enum import Enum
 
+from p2pdiloco.adapters.dials import Attempts
 from p2pdiloco.adapters.flow import CHUNK_BYTES, Sending
 from p2pdiloco.adapters.framing import (
     ACCEPT,
@@ -233,7 +234,6 @@ async def _serve_push(channel: Channel, sender: str, handlers: TransportHandlers
 
 async def _fill(channel: Channel, sink: PushSink, size: int) -> bytes:
     """Exactly one of finish and abort is called."""
-    reason = "cancelled"
     complete = False
     start = sink.offset
     try:
@@ -244,15 +244,9 @@ async def _fill(channel: Channel, sink: PushSink, size: int) -> bytes:
             await channel.send_status(ACCEPT, U32.pack(most) + U64.pack(start))
             await channel.receive_payload(size - start, most, lambda at, chunk: sink.write(start + at, chunk))
         complete = True
-    except RemoteError as error:
-        reason = error.reason
-        raise
-    except TransportError as error:
-        reason = str(error)
-        raise
     finally:
         if not complete:
-            sink.abort(reason)
+            sink.abort()
     return await sink.finish()
 
 
@@ -442,8 +436,8 @@ class Busy(PutOff):
 class StreamPlace:
     """Place of one stream while a request on it is served."""
 
-    def __init__(self, pool: _Pool, peer: str) -> None:
-        self.pool, self.peer = pool, peer
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
         self.task = asyncio.current_task()
         self.gave_way = False
 
@@ -491,7 +485,7 @@ class Places:
             raise Busy(StreamRefusal.ONE_PEERS_SHARE.value)
         if len(pool.places) >= most and not (mine < share and self._make_way(pool, share)):
             raise Busy(pool.full.value)
-        place = StreamPlace(pool, peer)
+        place = StreamPlace(peer)
         pool.places.append(place)
         try:
             yield place
@@ -540,27 +534,9 @@ class Excess(Enum):
     """Connection that was ended, of a peer that went on."""
 
 
-class _Bucket:
-    """Bucket that fills again with time."""
-
-    def __init__(self, at_once: int, per_s: float) -> None:
-        self._at_once_s, self._each_s = at_once / per_s, 1.0 / per_s
-        self._full_s = 0.0
-        """Time at which it is full again."""
-        self.refused = 0
-        """Requests that were refused since the last one that had not to wait."""
-
-    def wait_s(self, now: float) -> float:
-        """Time until one more request may be answered."""
-        return max(0.0, max(self._full_s, now) + self._each_s - self._at_once_s - now)
-
-    def take(self, now: float) -> None:
-        """Take one."""
-        self._full_s = max(self._full_s, now) + self._each_s
-
-    def give_back(self) -> None:
-        """Give one back."""
-        self._full_s -= self._each_s
+class _Requests(Attempts):
+    refused: int = 0
+    """Number of requests that were refused since the last one that had not to wait."""
 
 
 class RequestAllowance:
@@ -579,8 +555,8 @@ class RequestAllowance:
         """`count` is told of what was held back, `disconnect` who goes on although it is refused."""
         self._count = count
         self._disconnect = disconnect
-        self._peers: BoundedDict[str, _Bucket] = BoundedDict(MAX_PEERS)
-        self._others = _Bucket(OTHERS_AT_ONCE, OTHERS_PER_S)
+        self._peers: BoundedDict[str, _Requests] = BoundedDict(MAX_PEERS)
+        self._others = Attempts(OTHERS_AT_ONCE, OTHERS_AT_ONCE / OTHERS_PER_S)
         self._late = 0
         """Requests whose refusal is held back."""
 
@@ -604,8 +580,8 @@ class RequestAllowance:
             if wait_s > MOST_WAIT_S:
                 await self._hold_back()
                 raise Busy(Excess.OF_OTHERS.value)
-            self._others.take(now)
-        bucket.take(now)
+            self._others.use(now)
+        bucket.use(now)
         if wait_s > 0.0:
             self._count(Excess.HELD_BACK)
             await asyncio.sleep(wait_s)
@@ -614,12 +590,12 @@ class RequestAllowance:
         """Count a request no more, of which something else was the measure."""
         self._bucket(peer).give_back()
 
-    def _bucket(self, peer: str) -> _Bucket:
-        bucket = self._peers.get(peer) or _Bucket(PEER_AT_ONCE, PEER_PER_S)
+    def _bucket(self, peer: str) -> _Requests:
+        bucket = self._peers.get(peer) or _Requests(PEER_AT_ONCE, PEER_AT_ONCE / PEER_PER_S)
         self._peers[peer] = bucket
         return bucket
 
-    def _goes_on(self, peer: str, bucket: _Bucket) -> bool:
+    def _goes_on(self, peer: str, bucket: _Requests) -> bool:
         """True: the peer was disconnected for it."""
         bucket.refused += 1
         if bucket.refused < MOST_REFUSED:

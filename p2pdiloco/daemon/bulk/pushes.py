@@ -309,7 +309,7 @@ class _PushSink:
     async def finish(self) -> bytes:
         return await self._pushes_in.payload_arrived(self._transfer, self._label, self._landing)
 
-    def abort(self, reason: str) -> None:
+    def abort(self) -> None:
         self._pushes_in.payload_broken(self._transfer, self._key, self._landing)
 
 

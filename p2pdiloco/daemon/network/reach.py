@@ -443,7 +443,7 @@ class Forgetful:
     async def finish(self) -> bytes:
         return b""
 
-    def abort(self, reason: str) -> None:
+    def abort(self) -> None:
         pass
 
 
