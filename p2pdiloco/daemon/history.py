@@ -321,8 +321,6 @@ class Filling:
         self._peers = list(peers)
         self.refusals: dict[str, str] = {}
         """Reasons for which peers were not asked any more."""
-        self.fetched = 0
-        """Number of records that came."""
 
     async def fill(self, into: FetchedInto, fragment: int, tip: HeadRef) -> int:
         """Fetch what is missing of the line that ends in `tip`. Returns the oldest version that is there."""
@@ -336,7 +334,6 @@ class Filling:
             if not records:
                 return line.first
             await into.add(records)
-            self.fetched += len(records)
 
     async def _page(self, peers: list[str], asked: PullHistory) -> list[HistoryRecord]:
         """Ask one peer after the other, who stays first if it gives; who does not is left out for now.
