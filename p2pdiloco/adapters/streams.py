@@ -58,7 +58,7 @@ from p2pdiloco.adapters.framing import (
 from p2pdiloco.core.api.reasons import Unheard
 from p2pdiloco.errors import RemoteError, TransportError, invariant
 from p2pdiloco.ports import Buffer, PullSink, PullSource, PushSink, Refusal, TransportHandlers
-from p2pdiloco.util import Action, BoundedDict, Say, cancelled
+from p2pdiloco.util import Action, BoundedDict, Say, cancelled, loop_s
 
 LINGER_S = 2.0
 LINGER_BYTES = 8 * 1024 * 1024
@@ -327,7 +327,7 @@ class KeptStreams:
         elif len(self._idle) >= MOST_KEPT:
             self._end(next(iter(self._idle)))
         self._next += 1
-        self._idle[self._next] = (peer, stream, loop.time())
+        self._idle[self._next] = (peer, stream, loop_s())
         if self._timer is None:
             self._timer = loop.call_later(KEEP_S, self._end_old)
 
@@ -348,7 +348,7 @@ class KeptStreams:
         self._timer = None
         for number, (_, (reader, _), since_s) in list(self._idle.items()):
             # As the timer reckons, or it would spin.
-            if loop.time() >= since_s + KEEP_S or not is_whole_stream(reader):
+            if loop_s() >= since_s + KEEP_S or not is_whole_stream(reader):
                 self._end(number)
         if self._idle:
             oldest_s = next(iter(self._idle.values()))[2]
@@ -566,8 +566,7 @@ class RequestAllowance:
 
         Raises: Busy (too many wait already).
         """
-        loop = asyncio.get_running_loop()
-        now, bucket = loop.time(), self._bucket(peer)
+        now, bucket = loop_s(), self._bucket(peer)
         wait_s = bucket.wait_s(now)
         if wait_s > MOST_WAIT_S:
             if not self._goes_on(peer, bucket):

@@ -31,6 +31,7 @@ from p2pdiloco.daemon.display.snapshot import CourseRow, count, sane_loss
 from p2pdiloco.errors import clean
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.schedule import schedule_of
+from p2pdiloco.util import loop_s
 
 if TYPE_CHECKING:
     from p2pdiloco.tensors.vault import Vault
@@ -311,7 +312,6 @@ class Measurements:
     """Function that tells whether to listen to a peer."""
 
     def __post_init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self.news = asyncio.Event()
         """Event that is set when we have a new loss to tell."""
 
@@ -338,7 +338,7 @@ class Measurements:
     def measured(self, loss: float, tokens: int) -> None:
         """Take in what our learner has measured."""
         if sane_loss(loss) is not None:
-            self.turns.measured(wire.HeldoutLoss(self._vault.merges, loss, tokens), self._loop.time())
+            self.turns.measured(wire.HeldoutLoss(self._vault.merges, loss, tokens), loop_s())
             self.news.set()
 
     def heard(self, peer: str, heldout: wire.HeldoutLoss) -> None:
@@ -350,7 +350,7 @@ class Measurements:
         if self.alone or heldout.merges > most or sane_loss(heldout.loss) is None:
             return
         if self.counts(peer):
-            self.turns.heard(peer, heldout, self._loop.time())
+            self.turns.heard(peer, heldout, loop_s())
 
 
 async def evaluate_regularly(
@@ -366,16 +366,16 @@ async def evaluate_regularly(
     returns the seconds that it took, None if nothing came. `committed` is set with every version: the order
     may be another one then.
     """
-    loop, turns = asyncio.get_running_loop(), measurements.turns
+    turns = measurements.turns
     while True:
         await ready.wait()
-        now = loop.time()
+        now = loop_s()
         others = [] if measurements.alone else core.shared.expected_learners(now)
         learners = [peer for peer in others if measurements.counts(peer)]
         due_s = turns.due_s(now, core.fragments[0].chain.head.number, learners)
         if now >= due_s:
             took_s = await evaluate()
-            turns.ended(loop.time(), took_s)
+            turns.ended(loop_s(), took_s)
             continue
         committed.clear()
         with suppress(TimeoutError):

@@ -7,7 +7,6 @@ run's gate comes first: of those that it does not admit nothing else is decoded,
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
@@ -34,6 +33,7 @@ from p2pdiloco.daemon.run_files.shared_files import (
 from p2pdiloco.daemon.wire import KEEPS_NONE, AdmissionQuery, CreditsQuery, PullHistory, refuse
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import PullSource, PushSink, Refusal
+from p2pdiloco.util import loop_s
 
 if TYPE_CHECKING:
     from p2pdiloco.daemon.admission import Gate
@@ -223,4 +223,4 @@ class FrontDoor:
             return wire.encode(self._history.answer(query))
         if isinstance(query, wire.StandsQuery):
             return wire.encode(self._reporter.stands())
-        return encode_status(self._reporter.status(asyncio.get_running_loop().time(), reader))
+        return encode_status(self._reporter.status(loop_s(), reader))

@@ -43,7 +43,7 @@ from p2pdiloco.daemon.run_files.shared_files import check_given
 from p2pdiloco.daemon.wire import KEEPS_NONE, MAX_ROWS, CreditLine, CreditsAnswer, CreditsQuery, PullHistory
 from p2pdiloco.errors import RemoteError, StorageError, TransportError
 from p2pdiloco.ports import PullSource, Refusal, Transport
-from p2pdiloco.util import Action, Now
+from p2pdiloco.util import Action, Now, loop_s
 
 logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
@@ -159,16 +159,16 @@ class HistoryKeeper:
         """Count anew what does not follow, ask others for what is missing, and add up, for ever."""
         again_s, asked_at_s = AGAIN_S, -LONGEST_AGAIN_S
         while True:
-            now = self._loop.time()
+            now = loop_s()
             due = self._incomplete and now >= asked_at_s + again_s
             if self._stale or due:
                 again_s = AGAIN_S if self._stale else min(2 * again_s, LONGEST_AGAIN_S)
                 asked_at_s = now
                 await self._mend(filling())
             self._changed.clear()
-            began_s = self._loop.time()
+            began_s = loop_s()
             await self._add_up()
-            await asyncio.sleep(max(LOOK_EVERY_S, REST * (self._loop.time() - began_s)))
+            await asyncio.sleep(max(LOOK_EVERY_S, REST * (loop_s() - began_s)))
             if not self._stale and not self._incomplete:
                 await self._changed.wait()
 

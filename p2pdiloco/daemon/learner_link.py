@@ -129,15 +129,14 @@ class LearnerLink:
     async def stop(self, timeout_s: float) -> bool:
         """Save and end the learner, in that time and `listens_in_s`. True: what it had at its end, not
         earlier, is on the disk, and nothing of it is in a version already."""
-        loop = asyncio.get_running_loop()
         step_s = self.listens_in_s
-        ends_s = loop.time() + timeout_s + step_s
+        ends_s = loop_s() + timeout_s + step_s
         if self._ready:
             self._host.send(ch.StopStepping())
         told = await self._told_everything(timeout_s / 2 + step_s)
         self._stopping = True
         saves = self._ready and await self._use_up() and self._ready
-        left_s = ends_s - loop.time()
+        left_s = ends_s - loop_s()
         if saves:
             await self._host.stop(self._state_path, left_s)
         else:

@@ -383,7 +383,7 @@ class Life:
         waiting.cancel()
         if member.background.broken.done():
             member.background.broken.result()
-        member.course.look(self._loop.time())
+        member.course.look(loop_s())
         await member.learner_link.start(Resume(member.holdings.store.folder, member.core))
         member.report.enter("training")
         member.diary.write("join", "training")
@@ -465,7 +465,7 @@ class Life:
     async def _say_waiting(self) -> None:
         member = self._member
         for second in itertools.count():
-            now = self._loop.time()
+            now = loop_s()
             members = member.core.shared.view.members(now)
             if members and member.report.state == "waiting":
                 member.report.enter("catching up")
@@ -524,7 +524,7 @@ class Life:
         member = self._member
         committed, course = member.committing.done, member.course
         while True:
-            now = self._loop.time()
+            now = loop_s()
             course.look(now)
             self._look_back()
             if member.report.state != "leaving":

@@ -40,7 +40,7 @@ from p2pdiloco.tensors.layout import Exchange, FragmentLayout, scatter
 from p2pdiloco.tensors.merge import Payload, memory_bytes
 from p2pdiloco.tensors.outer_update import Encoded, Pin
 from p2pdiloco.tensors.vault import Vault
-from p2pdiloco.util import Action
+from p2pdiloco.util import Action, loop_s
 
 logger = logging.getLogger(__name__)
 
@@ -458,12 +458,12 @@ class Durable:
 
     async def sync_regularly(self) -> None:
         """Make durable, every `SYNC_EVERY_S`, what `keep` has written since, for ever."""
-        began_s = self._loop.time()
+        began_s = loop_s()
         while True:
-            await asyncio.sleep(began_s + SYNC_EVERY_S - self._loop.time())
-            before_s, began_s = began_s, self._loop.time()
+            await asyncio.sleep(began_s + SYNC_EVERY_S - loop_s())
+            before_s, began_s = began_s, loop_s()
             await self.sync()
-            if (took_s := self._loop.time() - before_s) > self._safe_s:
+            if (took_s := loop_s() - before_s) > self._safe_s:
                 self._complain(
                     f"a power cut would take versions that others count on: a sync took {took_s:.0f} s"
                 )
@@ -485,7 +485,7 @@ class Durable:
 
     def _complain(self, text: str) -> None:
         """Tell the person, but not every time that a full disk is tried again, for whichever file."""
-        now, reason = self._loop.time(), text.rpartition(": ")[2]
+        now, reason = loop_s(), text.rpartition(": ")[2]
         if reason != self._complaint or now >= self._complain_again_s:
             logger.error("%s", text)
             self._complaint, self._complain_again_s = reason, now + COMPLAIN_EVERY_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,6 +54,7 @@ from p2pdiloco.daemon.wire import MAX_BEARERS
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.ports import Transport
+from p2pdiloco.util import loop_s
 
 NEVER_S = 1e9
 """Silence of a peer that was never heard is longer."""
@@ -209,7 +209,7 @@ class Report:
     def _seat_line(self, peer: str, seat: Seat) -> wire.SeatLine:
         if peer == self._diary.me:
             return wire.SeatLine(peer, self._diary.name, seat, 0)
-        silence_s = self._core.shared.view.silence_s(peer, asyncio.get_running_loop().time())
+        silence_s = self._core.shared.view.silence_s(peer, loop_s())
         heard = None if silence_s > NEVER_S else int(silence_s)
         return wire.SeatLine(peer, self._diary.names.get(peer, ""), seat, heard)
 

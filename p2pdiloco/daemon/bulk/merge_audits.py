@@ -465,7 +465,7 @@ class MergedPayloads:
 
     def _forget_old(self) -> None:
         loop = asyncio.get_running_loop()
-        for key in [key for key, kept in self._kept.items() if kept.until_s <= loop.time()]:
+        for key in [key for key, kept in self._kept.items() if kept.until_s <= loop_s()]:
             del self._kept[key]
         first = next(iter(self._kept.values()), None)
         self._timer = None if first is None else loop.call_at(first.until_s, self._forget_old)

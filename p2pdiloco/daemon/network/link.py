@@ -560,7 +560,6 @@ class LinkTeller:
     _post: PostEvent
 
     def __post_init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._tell_uplink(1)
 
     async def tell_regularly(self) -> None:
@@ -571,7 +570,7 @@ class LinkTeller:
 
     def judge(self) -> None:
         """Judge the link; what is new is said, and done."""
-        watch, learner, now = self._watch, self._learner, self._loop.time()
+        watch, learner, now = self._watch, self._learner, loop_s()
         members = len(self._shared.view.members(now)) + 1
         self._tell_uplink(members)
         status, others_s = learner.status, self._shared.median_step_s(now)

@@ -48,7 +48,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.ports import PullSource, Refusal, Transport
-from p2pdiloco.util import BoundedDict, Frozen, Now
+from p2pdiloco.util import BoundedDict, Frozen, Now, loop_s
 
 ASKED = 3
 """Number of peers that are asked in one round."""
@@ -265,17 +265,16 @@ class Reachability:
     async def watch(self, tell: Callable[[Reach], None]) -> None:
         """Check for ever, and call `tell` with what is new."""
         told = None
-        loop = asyncio.get_running_loop()
-        checked_s = loop.time()
+        checked_s = loop_s()
         while True:
             if self.reach is not told:
                 told = self.reach
                 tell(told)
             await asyncio.sleep(SOON_S)
             settled = self._dialable is not None and not (self._dialable and self._bad_rounds)
-            if loop.time() - checked_s >= (AGAIN_S if settled else SOON_S):
+            if loop_s() - checked_s >= (AGAIN_S if settled else SOON_S):
                 await self.check()
-                checked_s = loop.time()
+                checked_s = loop_s()
 
     async def _ask_some(self, peers: Sequence[str]) -> list[Voice]:
         ports = tcp_ports(self._transport.addresses())[: wire.MAX_PORTS]

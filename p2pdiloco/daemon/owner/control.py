@@ -45,7 +45,7 @@ from p2pdiloco.daemon.owner.pauses import OwnersMachine
 from p2pdiloco.daemon.owner.wishes import LimitRow, WishKeeper
 from p2pdiloco.errors import UserError, encoded
 from p2pdiloco.learner import channel as ch
-from p2pdiloco.util import DAMAGE
+from p2pdiloco.util import DAMAGE, Frozen
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ AWAY = "away"
 """State of a node that has left its run for now, and comes back by itself."""
 
 
-class ControlState(Struct, frozen=True, kw_only=True):
+class ControlState(Frozen, kw_only=True):
     """State of a node, for its owner."""
 
     peer: str = ""
@@ -89,7 +89,7 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     """Limits to change, for "limits"; what `OwnMember.say` takes, for "say"."""
 
 
-class Reply(Struct, frozen=True):
+class Reply(Frozen):
     """Answer: one line for people, and how things stand afterwards."""
 
     ok: bool

@@ -38,7 +38,7 @@ from p2pdiloco.daemon.budgets import apart, begun
 from p2pdiloco.daemon.display.snapshot import Finding, PauseReason, PauseRow, TransferRow, size
 from p2pdiloco.daemon.owner.pauses import Governor, OwnersMachine
 from p2pdiloco.errors import StorageError
-from p2pdiloco.util import read_note
+from p2pdiloco.util import Frozen, read_note
 
 logger = logging.getLogger(__name__)
 WARN_SHARE = 0.8
@@ -46,7 +46,7 @@ RESERVE_SHARE = 0.1
 """Largest share of the budget that is left for handing over."""
 
 
-class KeptWishes(Struct, frozen=True, forbid_unknown_fields=True):
+class KeptWishes(Frozen, forbid_unknown_fields=True):
     """Content of the file."""
 
     limits: OwnLimits = OwnLimits()
@@ -56,7 +56,7 @@ class KeptWishes(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds since 1970; 0: not paused."""
 
 
-class LimitRow(Struct, frozen=True):
+class LimitRow(Frozen):
     """Row of one limit that can be changed while the node runs."""
 
     name: str
@@ -273,7 +273,7 @@ JUMP_S = 3600.0
 """Difference between the clock of the day and the one that is never set, above which the former was set."""
 
 
-class Counts(Struct, frozen=True):
+class Counts(Frozen):
     """Bytes of one month."""
 
     sent: Amount = 0

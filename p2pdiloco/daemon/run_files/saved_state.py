@@ -21,7 +21,6 @@ from pathlib import Path
 
 import msgspec
 import torch
-from msgspec import Struct
 from torch import Tensor, nn
 
 from p2pdiloco.adapters.data_dir import DataDir, DataDirInUse, Files, storage_error
@@ -57,12 +56,12 @@ from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Task, constants_of
 from p2pdiloco.tensors.layout import scatter
 from p2pdiloco.tensors.vault import Vault
-from p2pdiloco.util import read_note
+from p2pdiloco.util import Frozen, read_note
 
 logger = logging.getLogger(__name__)
 
 
-class Found(Struct, frozen=True):
+class Found(Frozen):
     """State restored for the core, and the version that the vault holds of every fragment."""
 
     restored: Restored
@@ -252,7 +251,7 @@ class Resume:
         return read_note(self._path, _decoder.decode, logger.warning) or {}
 
 
-class RunResult(Struct, frozen=True):
+class RunResult(Frozen):
     """Result of a run: its global parameters, of every fragment some version.
 
     Export, generation, evaluation and result files read it.
@@ -406,7 +405,7 @@ def _locked(data_dir: Path) -> Iterator[None]:
         folder.unlock()
 
 
-class ResultPlan(Struct, frozen=True):
+class ResultPlan(Frozen):
     """Plan for result files: where, how often and how many."""
 
     folder: Path
