@@ -44,6 +44,7 @@ TOLD = frozenset({"join", "leave", "learner", "fork", "excluded", "expelled"})
 PUBLIC = frozenset({"join", "silent", "leave", "suspicion", "fork", "refusal", "excluded", "expelled"})
 """Kinds whose reasons are words of ours, so that whoever asks for a status may read them. Others may say what
 went wrong on this machine, with paths and names of its own."""
+PUT_OUT = {"excluded": "is excluded", "expelled": "is expelled here"}
 UPLOADS = frozenset({"pushed_bytes", "updates_given_bytes", "updates_passed_on_bytes"})
 """Counters of what a node gives others of versions: its contributions, updates that it made, and others."""
 
@@ -92,10 +93,8 @@ class Diary:
             peer = values.get("syncer") or values.get("peer") or values.get("candidate")
             if isinstance(peer, str) and peer:
                 text += f" ({self.label(peer)})"
-            if record.kind == "excluded" and isinstance(peer, str):
-                text = f"{self.label(peer)} is excluded: {record.reason}"
-            if record.kind == "expelled" and isinstance(peer, str):
-                text = f"{self.label(peer)} is expelled here: {record.reason}"
+            if record.kind in PUT_OUT and isinstance(peer, str):
+                text = f"{self.label(peer)} {PUT_OUT[record.kind]}: {record.reason}"
             level = logging.INFO if record.kind in TOLD else logging.DEBUG
             if record.kind == "cut" and "peer" not in values:
                 level = logging.WARNING
