@@ -9,7 +9,7 @@ import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar, dataclass_transform
@@ -205,6 +205,16 @@ def yield_memory() -> None:
     score = Path("/proc/self/oom_score_adj")
     with suppress(OSError, ValueError):  # not Linux, or a sandbox forbids it
         score.write_text(str(max(YIELDING, int(score.read_text()))))
+
+
+def listening_socket(path: Path) -> socket.socket:
+    """Make a socket at a path, for this user only. Raises: OSError."""
+    with ExitStack() as undo:
+        listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(str(path))
+        path.chmod(0o600)
+        undo.pop_all()
+        return listener
 
 
 def end_with(sock: socket.socket | TextIO) -> None:

@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
 
 from msgspec import msgpack
 
@@ -40,7 +39,7 @@ from p2pdiloco.core.api.types import Crypto
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError, invariant
 from p2pdiloco.identity import SIGNATURE_BYTES
 from p2pdiloco.ports import Buffer, PullSink, Refusal, TransportHandlers
-from p2pdiloco.util import DAMAGE, Action, BoundedDict, cancelled, loop_s
+from p2pdiloco.util import DAMAGE, Action, BoundedDict, T, cancelled, loop_s
 
 MAX_STREAMS_OUT = 32
 MAX_MESSAGES_IN = 256
@@ -55,7 +54,6 @@ counter."""
 
 MAX_FLOWS = 256
 
-T = TypeVar("T")
 _OK, _REFUSED = b"\0", b"\1"
 logger = logging.getLogger(__name__)
 
@@ -325,6 +323,12 @@ def report_bug(where: str, error: BaseException) -> None:
     that the daemon can end the process."""
     context = {"message": f"bug in the {where}: {error!r}", "exception": error, "bug": True}
     asyncio.get_running_loop().call_exception_handler(context)
+
+
+def report_end(where: str, task: asyncio.Task[None]) -> None:
+    """Report the bug for which a task of ours has ended, if it was one."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        report_bug(where, error)
 
 
 MAX_VALUE_BYTES = 32 * 1024

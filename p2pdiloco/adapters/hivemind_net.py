@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 from p2pdiloco.adapters import framing, multiaddrs
 from p2pdiloco.adapters import hivemind_binding as binding
 from p2pdiloco.adapters.dials import NotNow, StrangersDials
-from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint, report_bug
+from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint, report_end
 from p2pdiloco.adapters.flow import Limits
 from p2pdiloco.adapters.hivemind_binding import MAX_KEYS, Attachment, ClockSkew, RecordTable
 from p2pdiloco.adapters.multiaddrs import AddressBook
@@ -123,7 +124,7 @@ class HivemindTransport(Endpoint):
             raise
         self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._maintain())]
         for task in self._tasks:
-            task.add_done_callback(_report_end)
+            task.add_done_callback(partial(report_end, "transport's background task"))
 
     async def close(self) -> None:
         await cancelled(self._tasks)
@@ -389,11 +390,6 @@ def _with_relays(options: P2PDOptions, initial_peers: Sequence[str]) -> P2PDOpti
     if not options.auto_relay or options.trusted_relays:
         return options
     return replace(options, trusted_relays=tuple(initial_peers), auto_relay=bool(initial_peers))
-
-
-def _report_end(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        report_bug("transport's background task", error)
 
 
 DIAL_TIMEOUT_S = 10.0

@@ -41,7 +41,7 @@ from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.errors import StorageError, invariant
 from p2pdiloco.hashing import DIGEST_BYTES, content_digest
 from p2pdiloco.ports import Buffer
-from p2pdiloco.util import DAMAGE, Action, Frozen, Say, Values, clear_folder_at, set_aside
+from p2pdiloco.util import DAMAGE, Action, Frozen, Say, T, Values, clear_folder_at, set_aside
 
 __all__ = ["RunStore", "SavedFragment", "run_folder", "signed_file", "signed_files"]
 
@@ -300,8 +300,6 @@ UPDATE_MAGIC = b"p2pdiloco-update-2\n"
 CHECKPOINT_FORMAT = "p2pdiloco-checkpoint-1"
 _SHA256_BYTES = 32
 _encoder = msgpack.Encoder()
-_version_decoder = msgpack.Decoder(SignedVersion)
-_watermarks_decoder = msgpack.Decoder(tuple[Watermark, ...])
 
 
 class CorruptFile(Exception):
@@ -386,8 +384,8 @@ def decode_checkpoint(data: bytes) -> SavedFragment:
     if _checksum(version_bytes, watermark_bytes, theta["data"], momentum["data"]) != metadata.sha256:
         raise CorruptFile("the checksum does not match")
     return SavedFragment(
-        _decode_version(version_bytes),
-        _decode_watermarks(watermark_bytes),
+        _decoded(version_bytes, SignedVersion),
+        _decoded(watermark_bytes, tuple[Watermark, ...]),
         np.frombuffer(theta["data"], dtype="<f4"),
         np.frombuffer(momentum["data"], dtype="<f4"),
     )
@@ -414,24 +412,18 @@ def decode_update(data: bytes) -> tuple[SignedVersion, bytes]:
     payload_start = version_end + _SHA256_BYTES
     if hashlib.sha256(view[:version_end]).digest() != view[version_end:payload_start]:
         raise CorruptFile("the checksum does not match")
-    version, payload = _decode_version(data[start:version_end]), data[payload_start:]
+    version, payload = _decoded(data[start:version_end], SignedVersion), data[payload_start:]
     if content_digest(payload) != version.header.update_digest:
         raise CorruptFile("the update is not the one that its version names")
     return version, payload
 
 
-def _decode_version(data: bytes) -> SignedVersion:
+def _decoded(data: bytes, kind: type[T]) -> T:
+    """Decode what is within a file. Raises: CorruptFile."""
     try:
-        return _version_decoder.decode(data)
+        return msgpack.decode(data, type=kind)
     except DAMAGE as error:
-        raise CorruptFile(f"not a version ({error})") from error
-
-
-def _decode_watermarks(data: bytes) -> tuple[Watermark, ...]:
-    try:
-        return _watermarks_decoder.decode(data)
-    except DAMAGE as error:
-        raise CorruptFile(f"not watermarks ({error})") from error
+        raise CorruptFile(f"not what it should be ({error})") from error
 
 
 COMPACT_ABOVE_BYTES = 64 * 1024

@@ -16,13 +16,13 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
 from p2pdiloco.adapters.data_dir import storage_errors
 from p2pdiloco.adapters.streams import PutOff
-from p2pdiloco.util import BoundedDict, Frozen, Now, cancelled
+from p2pdiloco.util import BoundedDict, Frozen, Now, T, cancelled
 
 MAX_PEERS = 4096
 LISTING_BYTES = 1024 * 1024
@@ -197,7 +197,6 @@ class Background:
         await cancelled(self._tasks)
 
 
-T = TypeVar("T")
 NAME = "apart"
 
 

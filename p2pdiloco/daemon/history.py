@@ -12,11 +12,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.versions import SignedVersion
@@ -43,7 +43,7 @@ from p2pdiloco.daemon.run_files.shared_files import check_given
 from p2pdiloco.daemon.wire import KEEPS_NONE, MAX_ROWS, CreditLine, CreditsAnswer, CreditsQuery, PullHistory
 from p2pdiloco.errors import RemoteError, StorageError, TransportError
 from p2pdiloco.ports import PullSource, Refusal, Transport
-from p2pdiloco.util import Action, Now, loop_s
+from p2pdiloco.util import Action, Now, T, loop_s
 
 logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
@@ -53,7 +53,6 @@ AGAIN_S, LONGEST_AGAIN_S = 5.0, 1800.0
 """Time after which others are asked again for what is missing, the first time and at most."""
 COMPLAIN_EVERY_S = 300.0
 EMPTY = Credits((), 1, 0, 0, 0)
-T = TypeVar("T")
 Pull = Callable[[str, PullHistory], Awaitable[list[HistoryRecord]]]
 """Function that asks a peer for a page, which is checked. Raises: RemoteError, TransportError."""
 
@@ -405,17 +404,14 @@ class HistoryDoor:
         if sender in self._to or len(self._to) >= MAX_GIVEN:
             return wire.refuse(PullRefusal.BUSY)
         self._to.add(sender)
-        try:
+        with ExitStack() as served:
+            served.callback(self._to.discard, sender)
             page = await self._page(pull.fragment, HeadRef(pull.number, pull.digest))
-        except BaseException:
-            self._to.discard(sender)
-            raise
-        if limited:
-            self._budget.take(sender, max(LEAST_BYTES, len(page)))
-        if not page:
-            self._to.discard(sender)
-            return wire.refuse(PullRefusal.NOT_HERE)
-        return PullSource(b"", (page,), partial(self._to.discard, sender))
+            if limited:
+                self._budget.take(sender, max(LEAST_BYTES, len(page)))
+            if not page:
+                return wire.refuse(PullRefusal.NOT_HERE)
+            return PullSource(b"", (page,), served.pop_all().close)
 
     async def _page(self, fragment: int, tip: HeadRef) -> bytes:
         log, page = self._log(fragment), b""
@@ -427,14 +423,11 @@ class HistoryDoor:
 
 def from_log(log: Sequence[SignedVersion], tip: HeadRef) -> Iterator[HistoryRecord]:
     """Find that version and those before it, as far as they are among the newest ones; version 0 is not."""
-    by_number = {version.header.number: version for version in log}
-    number, digest = tip.number, tip.digest
-    while number > 0:
-        version = by_number.get(number)
-        if version is None or version.header.digest() != digest:
-            return
-        yield HistoryRecord(0, version)
-        number, digest = number - 1, version.header.parent
+    for version in reversed(log):
+        header = version.header
+        if header.number == tip.number > 0 and header.digest() == tip.digest:
+            yield HistoryRecord(0, version)
+            tip = HeadRef(header.number - 1, header.parent)
 
 
 EVERY_S = 60.0

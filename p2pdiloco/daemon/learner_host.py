@@ -18,7 +18,7 @@ import struct
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Literal, cast
@@ -46,7 +46,7 @@ from p2pdiloco.learner.channel import (
 )
 from p2pdiloco.learner.lifeline import EXIT_DATA, EXIT_RANK_KILLED, EXIT_TOO_LARGE, memory_kills
 from p2pdiloco.tensors.layout import Exchange, FragmentLayout
-from p2pdiloco.util import Frozen, clear_folder_at
+from p2pdiloco.util import Frozen, clear_folder_at, listening_socket
 
 logger = logging.getLogger(__name__)
 
@@ -550,12 +550,7 @@ def _bound(path: Path) -> socket.socket:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_room(path)
-        with ExitStack() as undo:
-            listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            listener.bind(str(path))
-            path.chmod(0o600)
-            undo.pop_all()
-            return listener
+        return listening_socket(path)
     except OSError as error:
         raise UserError(f"cannot listen for a learner at {path}: {error}") from error
 

@@ -35,7 +35,7 @@ from p2pdiloco.core.api.papers import (
 from p2pdiloco.core.api.types import PeerId, RunId, Signature, Verify, Vouch, Wire
 from p2pdiloco.errors import ConfigError, RemoteError, UserError
 from p2pdiloco.identity import Identity, peer_of, public_of, verify
-from p2pdiloco.util import Frozen, read_note
+from p2pdiloco.util import Frozen, T, read_note
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,6 @@ Peers = Annotated[
     Meta(max_length=MAX_PEERS),
 ]
 """Public keys of peers to dial, with their addresses without `/p2p/ID`."""
-T = TypeVar("T")
 
 
 class LinkFormat(Frozen):

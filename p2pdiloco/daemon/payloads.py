@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ from p2pdiloco.tensors.layout import Exchange, FragmentLayout, scatter
 from p2pdiloco.tensors.merge import Payload, memory_bytes
 from p2pdiloco.tensors.outer_update import Encoded, Pin
 from p2pdiloco.tensors.vault import Vault
-from p2pdiloco.util import Action, loop_s
+from p2pdiloco.util import Action, T, loop_s
 
 logger = logging.getLogger(__name__)
 
@@ -489,9 +489,6 @@ class Durable:
         if reason != self._complaint or now >= self._complain_again_s:
             logger.error("%s", text)
             self._complaint, self._complain_again_s = reason, now + COMPLAIN_EVERY_S
-
-
-T = TypeVar("T")
 
 
 class Compute:

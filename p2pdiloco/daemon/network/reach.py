@@ -38,7 +38,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.adapters.framing import RefusedByPeer
@@ -48,7 +48,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.ports import PullSource, Refusal, Transport
-from p2pdiloco.util import BoundedDict, Frozen, Now, loop_s
+from p2pdiloco.util import BoundedDict, Frozen, Now, T, loop_s
 
 ASKED = 3
 """Number of peers that are asked in one round."""
@@ -463,7 +463,6 @@ class MeasuredLink(Frozen):
         return LinkCapacity(self.upload_bits_per_s, self.download_bits_per_s, self.round_trip_s / 2)
 
 
-T = TypeVar("T")
 Move = Callable[[int], Awaitable[None]]
 
 

@@ -394,15 +394,11 @@ def result_on_disk(data_dir: Path, wanted: str) -> RunResult:
 
 @contextlib.contextmanager
 def _locked(data_dir: Path) -> Iterator[None]:
-    folder = DataDir(data_dir, create=False)
     try:
-        folder.lock()
+        with DataDir(data_dir, create=False):
+            yield
     except DataDirInUse as error:
         raise StorageError(str(error), "ask the running node instead: --join ADDRESS") from error
-    try:
-        yield
-    finally:
-        folder.unlock()
 
 
 class ResultPlan(Frozen):
