@@ -152,14 +152,16 @@ class Flow:
         self._room.set()
 
 
+@dataclass
 class Allowance:
     """A token bucket: at most so many bytes a second, of all streams together; those that wait take turns."""
 
-    def __init__(self, bytes_per_s: float, now: Now) -> None:
-        """Make an allowance. `bytes_per_s`: on the link, what encryption and headers add included."""
-        self.bytes_per_s = bytes_per_s
-        self._now = now
-        self._paid_until_s = now()
+    bytes_per_s: float
+    """Rate on the link, what encryption and headers add included."""
+    _now: Now
+
+    def __post_init__(self) -> None:
+        self._paid_until_s = self._now()
         self._streams = 0
         """Number of streams that share it."""
 

@@ -568,14 +568,17 @@ def _note(votes: Votes, record: VoteRecord) -> None:
         del votes[old]
 
 
+@dataclass
 class UnsyncedUpdates:
     """Numbers of the updates of each fragment that a power cut may still take: written, but not synced, or
     not written at all. No more than the log has.
     """
 
-    def __init__(self, files: Files, folder_of: Callable[[int], Path]) -> None:
-        """`folder_of`: the folder with a fragment's updates."""
-        self._files, self._folder_of = files, folder_of
+    _files: Files
+    _folder_of: Callable[[int], Path]
+    """Function that names the folder with a fragment's updates."""
+
+    def __post_init__(self) -> None:
         self._written: defaultdict[int, set[int]] = defaultdict(set)
         self._failed: defaultdict[int, set[int]] = defaultdict(set)
 

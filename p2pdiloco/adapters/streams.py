@@ -32,6 +32,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from enum import Enum
 
 from p2pdiloco.adapters.dials import Attempts
@@ -539,6 +540,7 @@ class _Requests(Attempts):
     """Number of requests that were refused since the last one that had not to wait."""
 
 
+@dataclass
 class RequestAllowance:
     """Allowance of requests of each peer that is no member, and of all strangers together: so many at once,
     then so many a second.
@@ -551,10 +553,12 @@ class RequestAllowance:
     Listed in docs/reference/bounds.md, section 7.
     """
 
-    def __init__(self, count: Callable[[Excess], None], disconnect: Say) -> None:
-        """`count` is told of what was held back, `disconnect` who goes on although it is refused."""
-        self._count = count
-        self._disconnect = disconnect
+    _count: Callable[[Excess], None]
+    """Function that is told of what was held back."""
+    _disconnect: Say
+    """Function that is told of a peer that goes on although it is refused."""
+
+    def __post_init__(self) -> None:
         self._peers: BoundedDict[str, _Requests] = BoundedDict(MAX_PEERS)
         self._others = Attempts(OTHERS_AT_ONCE, OTHERS_AT_ONCE / OTHERS_PER_S)
         self._late = 0

@@ -496,16 +496,19 @@ class Slot:
         return "overwrite" in (self.installing, self.next)
 
 
+@dataclass
 class Questions:
     """Questions to the learner of one node: one for the held-out loss at a time, and one about each file.
 
     It answers between two inner steps. Whoever waits is told if it ends first.
     """
 
-    def __init__(self, ask: Callable[[ch.Command], bool], appraises: Callable[[], bool]) -> None:
-        """`ask`: posts a question; False: there is nobody to take it. `appraises`: tells whether a learner is
-        here that can measure contributions."""
-        self._ask, self._appraises = ask, appraises
+    _ask: Callable[[ch.Command], bool]
+    """Function that posts a question; False: there is nobody to take it."""
+    _appraises: Callable[[], bool]
+    """Function that tells whether a learner is here that can measure contributions."""
+
+    def __post_init__(self) -> None:
         self._waits: dict[Path | None, asyncio.Future[ch.LearnerEvent | None]] = {}
         """Waits for answers, by the question's file; None: for the held-out loss."""
 

@@ -491,6 +491,7 @@ class Durable:
             self._complaint, self._complain_again_s = reason, now + COMPLAIN_EVERY_S
 
 
+@dataclass
 class Compute:
     """Tensors thread: the only one that reads and writes Theta, momentum and the exchange buffers.
 
@@ -499,11 +500,11 @@ class Compute:
     gets the result back. Methods without `async` are jobs to be run in that thread, as the vault's own are.
     """
 
-    def __init__(self, vault: Vault, exchange: Exchange | None) -> None:
-        """`exchange`: memory shared with the learner; None: there is no learner, and states are copied
-        only."""
-        self.vault = vault
-        self._given = exchange
+    vault: Vault
+    _given: Exchange | None
+    """Memory shared with the learner; None: there is no learner, and states are copied only."""
+
+    def __post_init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "tensors")
         self._committed: dict[int, tuple[SignedVersion, tuple[Watermark, ...]]] = {}
 

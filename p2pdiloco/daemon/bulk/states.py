@@ -581,6 +581,7 @@ MOST_S = 6.0
 """Longest wait for the share: a link is never as slow as that would be."""
 
 
+@dataclass
 class Courtesy:
     """Order on our uplink: states for newcomers stand back for contributions and updates.
 
@@ -592,10 +593,11 @@ class Courtesy:
     to whatever else uses the link.
     """
 
-    def __init__(self, uplink: LinkMeters, now: Now) -> None:
-        self._uplink = uplink
-        self._now = now
-        self._looked_s, self._looked_bytes = now(), 0
+    _uplink: LinkMeters
+    _now: Now
+
+    def __post_init__(self) -> None:
+        self._looked_s, self._looked_bytes = self._now(), 0
         self._rate = math.inf
         """Rate of everything that goes out, while something urgent does."""
         self._urgent: dict[int, float] = {}

@@ -92,6 +92,7 @@ class LeftOut:
         return self._until.get(peer, -math.inf) > self._now()
 
 
+@dataclass
 class Gathering:
     """Fetching of updates from whoever has them, with a memory of who was fast and who did not deliver.
 
@@ -103,11 +104,12 @@ class Gathering:
     it is asked once more, for all of them.
     """
 
-    def __init__(self, pulling: Pulling, now: Now) -> None:
-        self._pulling = pulling
-        self._now = now
-        self._rates = Rates(now)
-        self._failed = LeftOut(now)
+    _pulling: Pulling
+    _now: Now
+
+    def __post_init__(self) -> None:
+        self._rates = Rates(self._now)
+        self._failed = LeftOut(self._now)
         self.from_others = 0
         """Number of updates of which nothing came from the holder that was asked first."""
 
@@ -528,14 +530,16 @@ MAX_WAITING_PER_PEER = 4
 """Number of a peer's pulls of updates that are arriving here, which may wait."""
 
 
+@dataclass(eq=False)
 class _Taker:
     """Peer that gets an update from us."""
 
-    def __init__(self, relays: bool, now: float) -> None:
-        self.relays = relays
+    relays: bool
+    last_s: float
+
+    def __post_init__(self) -> None:
         self.streams = 0
         self.whole = False
-        self.last_s = now
 
     def holds_place(self, now: float) -> bool:
         return self.whole or self.streams > 0 or now - self.last_s < IDLE_S

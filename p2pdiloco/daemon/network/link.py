@@ -504,19 +504,20 @@ def behind(found: Demand) -> int:
 UNLIMITED = LinkCapacity(math.inf, math.inf)
 
 
+@dataclass
 class LinkMeters:
     """Meters of our link, each way, by all payload bytes of one transport, beside what a person permits."""
 
-    def __init__(
-        self, transport: Transport, limits: LinkCapacity = UNLIMITED, remembered_bits_per_s: float = math.inf
-    ) -> None:
-        """`limits`: rates that a person permits; infinite where nothing is said. `remembered_bits_per_s`:
-        what the uplink carried in an earlier life."""
-        self.limits = limits
-        self._transport = transport
+    _transport: Transport
+    limits: LinkCapacity = UNLIMITED
+    """Rates that a person permits; infinite where nothing is said."""
+    _remembered_bits_per_s: float = math.inf
+    """Rate that the uplink carried in an earlier life."""
+
+    def __post_init__(self) -> None:
         now = loop_s
         self.uplink = UplinkMeter(
-            lambda: Meter(lambda: self.sent_bytes, now, LINK_OVERHEAD), remembered_bits_per_s
+            lambda: Meter(lambda: self.sent_bytes, now, LINK_OVERHEAD), self._remembered_bits_per_s
         )
         """Meter that runs while contributions and partial merges go out, and while updates are given to
         others."""

@@ -311,12 +311,14 @@ STRANGERS_A_MINUTE, STRANGERS_AT_ONCE = 40, 5
 """Part of that for all who are no members: a peer id costs nothing. Members have the rest to themselves."""
 
 
+@dataclass
 class DialBack:
     """Answers to peers that want to know whether they can be dialled."""
 
-    def __init__(self, transport: Transport, now: Now = time.monotonic) -> None:
-        self._transport = transport
-        self._now = now
+    _transport: Transport
+    _now: Now = time.monotonic
+
+    def __post_init__(self) -> None:
         self._asked: dict[str, tuple[float, bool]] = {}
         """Time at which each peer asked, and whether as a stranger; of the last minute only."""
         self._running: list[bool] = []

@@ -365,11 +365,14 @@ def in_use(idleness: Idleness, least_s: float, _wall: float) -> Finding | None:
     return Finding(PauseReason.IN_USE, words, f"nobody has used it for {duration(least_s)}")
 
 
+@dataclass
 class Heat:
     """Temperature of the hottest of GPU and CPU."""
 
-    def __init__(self, hottest_c: Callable[[], tuple[float, str] | None], bound_c: float) -> None:
-        self._hottest_c, self._bound_c = hottest_c, bound_c
+    _hottest_c: Callable[[], tuple[float, str] | None]
+    _bound_c: float
+
+    def __post_init__(self) -> None:
         self._is_hot = False
 
     def look(self, wall: float) -> Finding | None:
@@ -385,11 +388,14 @@ class Heat:
         return Finding(PauseReason.TEMPERATURE, words, f"it is at {cool_c:g} °C")
 
 
+@dataclass
 class Power:
     """Power that the GPUs draw, averaged."""
 
-    def __init__(self, power_w: Callable[[], float | None], bound_w: float) -> None:
-        self._power_w, self._bound_w = power_w, bound_w
+    _power_w: Callable[[], float | None]
+    _bound_w: float
+
+    def __post_init__(self) -> None:
         self._average_w = MovingAverage()
         self._is_over = False
 
@@ -406,13 +412,16 @@ class Power:
         return Finding(PauseReason.POWER, words, f"it draws {least_w:g} W")
 
 
+@dataclass
 class Seldom:
     """A source that is looked at every few seconds only, beside the event loop: /proc and drivers take their
     time on a loaded machine, and a driver may never answer. Until a look is done the one before holds."""
 
-    def __init__(self, source: Look, begin: Begin) -> None:
-        """`begin`: begins a look."""
-        self._source, self._begin = source, begin
+    _source: Look
+    _begin: Begin
+    """Function that begins a look."""
+
+    def __post_init__(self) -> None:
         self._at = float("-inf")
         self._looking: Future[Finding | None] | None = None
         self._found: Finding | None = None
