@@ -236,9 +236,7 @@ class Endpoint(ABC):
         try:
             yield
         finally:
-            messages.subtract([sender])
-            if not messages[sender]:
-                del messages[sender]
+            self._messages_in -= Counter([sender])
 
     async def _turn(self, sender: str) -> bool | None:
         """Wait until a request of a peer's may be looked at: not at all if it is a member. Tell whether it is

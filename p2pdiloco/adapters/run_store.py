@@ -1,7 +1,7 @@
 """Store of one run on a node's disk, under `<data_dir>/runs/<first 16 of the run id>/`.
 
     votes.log                                    `VotesLog`
-    proofs                                       `adapters.data_dir.save_proofs`
+    proofs                                       msgpack of the proofs against members
     fragments/<fff>/checkpoint-<n>.safetensors   Theta, outer momentum and version; the newest two
     updates/<fff>/<n>.update                     the log of outer updates
     manifest.signed, learner.safetensors         others write these
@@ -25,23 +25,23 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 import safetensors
-from msgspec import msgpack
+from msgspec import Meta, msgpack
 from numpy.typing import NDArray
 
-from p2pdiloco.adapters.data_dir import TEMP_SUFFIX, Files, load_proofs, save_proofs
+from p2pdiloco.adapters.data_dir import TEMP_SUFFIX, Files
 from p2pdiloco.core.api.events import MILESTONES, VoteRecord
-from p2pdiloco.core.api.evidence import Evidence
+from p2pdiloco.core.api.evidence import MAX_PROOFS, Evidence
 from p2pdiloco.core.api.types import WHOLE_RUN, Watermark
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.errors import StorageError, invariant
 from p2pdiloco.hashing import DIGEST_BYTES, content_digest
 from p2pdiloco.ports import Buffer
-from p2pdiloco.util import DAMAGE, Action, Frozen, Say, T, Values, clear_folder_at, set_aside
+from p2pdiloco.util import DAMAGE, Action, Frozen, Say, T, Values, clear_folder_at, read_note, set_aside
 
 __all__ = ["RunStore", "SavedFragment", "run_folder", "signed_file", "signed_files"]
 
@@ -114,11 +114,14 @@ class RunStore:
 
     def save_proofs(self, proofs: tuple[Evidence, ...]) -> None:
         """Keep these proofs, and no others. Raises: StorageError: those before are intact."""
-        save_proofs(self.folder, proofs, self._files)
+        path = self.folder / PROOFS_FILE
+        clear_folder_at(path)
+        self._files.save(path, [_encoder.encode(proofs)], durable=True)
 
     def proofs(self) -> tuple[Evidence, ...]:
-        """Proofs that were saved; whether they hold is not looked at."""
-        return load_proofs(self.folder, self._problems.append)
+        """Proofs that were saved; whether they hold is not looked at. Each holds by its signatures or not at
+        all, so the file has no checksum; a damaged one is set aside."""
+        return read_note(self.folder / PROOFS_FILE, _proofs_decoder.decode, self._problems.append) or ()
 
     # --- outer updates -----------------------------------------------------------------------------
 
@@ -299,7 +302,9 @@ class RunStore:
 UPDATE_MAGIC = b"p2pdiloco-update-2\n"
 CHECKPOINT_FORMAT = "p2pdiloco-checkpoint-1"
 _SHA256_BYTES = 32
+PROOFS_FILE = "proofs"
 _encoder = msgpack.Encoder()
+_proofs_decoder = msgpack.Decoder(Annotated[tuple[Evidence, ...], Meta(max_length=MAX_PROOFS)])
 
 
 class CorruptFile(Exception):

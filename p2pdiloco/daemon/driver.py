@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -277,7 +277,7 @@ class Outbound:
 
     def __post_init__(self) -> None:
         self._queues: dict[str, deque[Message]] = {}
-        self._senders: dict[str, int] = {}
+        self._senders: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self.dropped = 0
         self.bytes_sent = 0
@@ -294,8 +294,8 @@ class Outbound:
             queue.popleft()
             self.dropped += 1
         queue.append(message)
-        if self._senders.get(peer, 0) < IN_FLIGHT:
-            self._senders[peer] = self._senders.get(peer, 0) + 1
+        if self._senders[peer] < IN_FLIGHT:
+            self._senders[peer] += 1
             task = asyncio.create_task(self._drain(peer), name=f"send-{peer[-6:]}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -313,11 +313,9 @@ class Outbound:
                 except RemoteError as error:
                     logger.debug("%s refused a message: %s", peer, error.reason)
         finally:
-            self._senders[peer] -= 1
-            if not self._senders[peer]:
-                del self._senders[peer]
-                if not queue:
-                    self._queues.pop(peer, None)
+            self._senders -= Counter([peer])
+            if not (self._senders[peer] or queue):
+                self._queues.pop(peer, None)
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until everything queued is sent, at most so long."""

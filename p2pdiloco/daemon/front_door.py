@@ -129,14 +129,11 @@ class FrontDoor:
             if self._gate is None:
                 raise RemoteError(Unheard.NOT_READY.value)
             return wire.encode(self._gate.answer(sender, query))
-        self._check_not_banned(sender)
+        if self._gate is not None:
+            self._gate.check_not_banned(sender)
         if isinstance(query, wire.ReachQuery):
             return await self._dial_back(sender, query)
         return self._answer(sender, query)
-
-    def _check_not_banned(self, sender: str) -> None:
-        if self._gate is not None:
-            self._gate.check_not_banned(sender)
 
     def _decode(self, sender: str, data: bytes, anybodys: Any, members: Any) -> Any:
         """Decode a header: of whoever is not admitted only one of `anybodys`. Raises: RemoteError."""

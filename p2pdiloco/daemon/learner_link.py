@@ -104,8 +104,9 @@ class LearnerLink:
             self._host.send(ch.ShareData(self._share))
         for fragment, base in enumerate(bases):
             self._post(ev.LearnerApplied(fragment, base.number, 0))
-        for fragment, base in enumerate(bases):
-            self._catch_up(fragment, base.number)
+        for fragment, base in enumerate(bases):  # versions committed between reading the vault and its start
+            if self._compute.vault.version(fragment) != base.number:
+                self._slots[fragment].lags()
 
     async def _use_up(self) -> bool:
         """Use up what an earlier life left: no later learner takes it up. False: it could not be."""
@@ -235,11 +236,6 @@ class LearnerLink:
             self._slots[fragment].told()
             if self._slots[fragment].wanted:
                 self._copy_out(fragment)
-
-    def _catch_up(self, fragment: int, base_number: int) -> None:
-        """Let the learner catch up with versions committed between reading the vault and its start."""
-        if self._compute.vault.version(fragment) != base_number:
-            self._slots[fragment].lags()
 
     # --- from the learner ----------------------------------------------------------------------------
 

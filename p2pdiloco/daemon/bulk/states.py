@@ -192,9 +192,7 @@ class Copying:
         self._streams[peer] += 1
 
     def _leave_place(self, peer: str) -> None:
-        self._streams[peer] -= 1
-        if not self._streams[peer]:
-            del self._streams[peer]
+        self._streams -= Counter([peer])
         self._freed.set()
 
     async def _work(self, copy: StateCopy, peer: str, effect: ev.FetchState) -> None:
