@@ -42,7 +42,7 @@ from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, S
 from p2pdiloco.ports import Buffer, PostEvent, PushSink, Refusal
 from p2pdiloco.tensors.codecs import Unsound
 from p2pdiloco.tensors.layout import FragmentLayout
-from p2pdiloco.tensors.merge import Payload, digest_of, partial_bytes
+from p2pdiloco.tensors.merge import Payload, digest_of, memory_bytes, partial_bytes
 from p2pdiloco.util import BoundedDict, Now
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Landing:
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory that it takes."""
-        return self.size if isinstance(self.payload, bytearray) else 0
+        return memory_bytes(self.payload)
 
     async def write(self, offset: int, chunk: memoryview) -> None:
         """Take a chunk. Raises: TransportError (the disk does not take it)."""
@@ -451,9 +451,6 @@ class Rates:
         """Return a peer's rate in bytes per second, or `unknown`."""
         rate, at_s = self._known.get(peer, (unknown, self._now()))
         return rate if self._now() - at_s <= FORGET_S else unknown
-
-    def __contains__(self, peer: str) -> bool:
-        return self.of(peer, -1.0) >= 0
 
 
 def failure_of(error: TransportError | RemoteError) -> FetchFailure:
