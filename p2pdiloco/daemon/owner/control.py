@@ -453,7 +453,7 @@ class ControlServer:
         if not is_owner(writer.get_extra_info("socket")):
             return Reply(False, "this node belongs to another user")
         try:
-            request = decode_request(line)
+            request = msgspec.json.decode(line, type=Request)
         except DAMAGE:
             return Reply(False, "not a request that this node knows", "is it of the same version?")
         try:
@@ -594,7 +594,6 @@ def socket_path(data_dir: Path) -> Path:
 
 
 _encoder = msgspec.json.Encoder()
-_requests, _replies = msgspec.json.Decoder(Request), msgspec.json.Decoder(Reply)
 
 
 def encode(message: Request | Reply) -> bytes:
@@ -602,11 +601,6 @@ def encode(message: Request | Reply) -> bytes:
     return encoded(message, _encoder) + b"\n"
 
 
-def decode_request(line: bytes) -> Request:
-    """Decode a request. Raises: msgspec.MsgspecError, ValueError (it is none)."""
-    return _requests.decode(line)
-
-
 def decode_reply(line: bytes) -> Reply:
     """Decode a reply. Raises: msgspec.MsgspecError, ValueError (it is none)."""
-    return _replies.decode(line)
+    return msgspec.json.decode(line, type=Reply)
