@@ -63,16 +63,6 @@ class Entry(Struct):
     last_s: int = 0
     """Times at which a keeper took the versions that have its first and last contribution; 0: not known."""
 
-    def add(self, tokens: int, part: Contributor, at_s: int) -> None:
-        """Add a contribution."""
-        self.tokens += tokens
-        self.claimed += part.tokens
-        self.inner_steps += part.inner_steps
-        self.contributions += 1
-        if at_s:
-            self.first_s = min(self.first_s or at_s, at_s)
-            self.last_s = max(self.last_s, at_s)
-
     def join(self, other: Entry) -> None:
         """Add what is in another entry."""
         self.tokens += other.tokens
@@ -92,6 +82,7 @@ class MergedMark(Frozen):
     """Bytes by which a copy of it is known."""
 
 
+@dataclass
 class FragmentLedger:
     """Ledger of one fragment's line of versions, oldest first.
 
@@ -101,9 +92,12 @@ class FragmentLedger:
     a seat share what the seats leave. So the credits of a fragment always add up to its tokens.
     """
 
-    def __init__(self, run: str, fragment: int, bucket_s: int = 0) -> None:
-        """`bucket_s`: length of the stretches of time that are told apart; 0: none are."""
-        self._run, self._fragment, self._bucket_s = run, fragment, bucket_s
+    _run: str
+    _fragment: int
+    _bucket_s: int = 0
+    """Length of the stretches of time that are told apart; 0: none are."""
+
+    def __post_init__(self) -> None:
         self.entries: dict[tuple[str, int], Entry] = {}
         """Entries by learner and beginning of the stretch of time."""
         self.doubts: dict[Doubt, int] = {}
@@ -140,7 +134,8 @@ class FragmentLedger:
             if place in false:
                 self.doubt(Doubt.FALSE_LABEL)
             elif self._is_next(part, header.number):
-                self._entry(part.learner, record.at_s).add(tokens, part, record.at_s)
+                work = Entry(tokens, part.tokens, part.inner_steps, 1, record.at_s, record.at_s)
+                self._entry(part.learner, record.at_s).join(work)
                 self.uncredited_tokens -= tokens
         self.tokens += counted
         self.number, self.digest = header.number, digest

@@ -41,7 +41,7 @@ class PushSink(Protocol):
         """Take the end: all bytes are here. Returns the answer for the sender (sent and acknowledged before
         the stream closes)."""
 
-    def abort(self, reason: str) -> None:
+    def abort(self) -> None:
         """Give up: the stream was cut or broke a rule; no `finish` follows."""
 
 

@@ -8,16 +8,19 @@ import select
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from enum import Enum
 from pathlib import Path
-from typing import Any, Generic, TextIO, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar, dataclass_transform
 
 import msgspec
 from msgspec import Struct, field
 
 from p2pdiloco.errors import invariant
+
+if TYPE_CHECKING:  # `--help` of every command is without an event loop
+    import asyncio
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -59,9 +62,19 @@ class BoundedDict(OrderedDict[K, V]):
 
 def loop_s() -> float:
     """Time of the running event loop, in seconds."""
-    from asyncio import get_running_loop  # `--help` of every command is without an event loop
+    from asyncio import get_running_loop
 
     return get_running_loop().time()
+
+
+async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel these tasks, and wait until all have ended, however they do."""
+    from asyncio import gather
+
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await gather(*ending, return_exceptions=True)
 
 
 SHARE = 0.2
@@ -192,6 +205,16 @@ def yield_memory() -> None:
     score = Path("/proc/self/oom_score_adj")
     with suppress(OSError, ValueError):  # not Linux, or a sandbox forbids it
         score.write_text(str(max(YIELDING, int(score.read_text()))))
+
+
+def listening_socket(path: Path) -> socket.socket:
+    """Make a socket at a path, for this user only. Raises: OSError."""
+    with ExitStack() as undo:
+        listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(str(path))
+        path.chmod(0o600)
+        undo.pop_all()
+        return listener
 
 
 def end_with(sock: socket.socket | TextIO) -> None:

@@ -22,17 +22,14 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import BinaryIO
 
-from msgspec import Meta, msgpack
-
-from p2pdiloco.core.api.evidence import MAX_PROOFS, Evidence
 from p2pdiloco.errors import StorageError, invariant, json_line
 from p2pdiloco.ports import Buffer
-from p2pdiloco.util import Now, Say, clear_folder_at, read_note
+from p2pdiloco.util import Now, clear_folder_at
 
 logger = logging.getLogger(__name__)
 
@@ -466,21 +463,3 @@ class EventsLog:
             os.fchmod(self._descriptor, 0o600)  # of earlier versions
         self._bytes = os.fstat(self._descriptor).st_size
         self._torn = bool(self._bytes) and os.pread(self._descriptor, 1, self._bytes - 1) != b"\n"
-
-
-PROOFS_FILE = "proofs"
-_decoder = msgpack.Decoder(Annotated[tuple[Evidence, ...], Meta(max_length=MAX_PROOFS)])
-
-
-def load_proofs(folder: Path, tell: Say) -> tuple[Evidence, ...]:
-    """Read the proofs against members; `tell` hears of damage. Whether they hold is for the reader to see:
-    each holds by its signatures or not at all, so the file has no checksum. A damaged one is set aside.
-    """
-    return read_note(folder / PROOFS_FILE, _decoder.decode, tell) or ()
-
-
-def save_proofs(folder: Path, proofs: Sequence[Evidence], files: Files) -> None:
-    """Write all proofs durably, over those before. Raises: StorageError."""
-    path = folder / PROOFS_FILE
-    clear_folder_at(path)
-    files.save(path, [msgpack.encode(tuple(proofs))], durable=True)

@@ -49,20 +49,28 @@ class Attempts:
     """Bucket of attempts: so many at once, and as many again after a time."""
 
     def __init__(self, most: int, full_again_s: float) -> None:
-        self._most = float(most)
-        self._per_s = most / full_again_s
-        self._left = self._most
-        self._at_s: float | None = None
+        self._full_again_s, self._each_s = full_again_s, full_again_s / most
+        self._full_s = 0.0
+        """Time at which it is full again."""
+
+    def wait_s(self, now: float) -> float:
+        """Compute the time until one more is allowed."""
+        return max(0.0, max(self._full_s, now) + self._each_s - self._full_again_s - now)
 
     def take(self, now: float) -> bool:
         """Take one; False: there is none left now."""
-        if self._at_s is not None:
-            self._left = min(self._most, self._left + self._per_s * (now - self._at_s))
-        self._at_s = now
-        if self._left < 1.0:
+        if self.wait_s(now) > 0.0:
             return False
-        self._left -= 1.0
+        self.use(now)
         return True
+
+    def use(self, now: float) -> None:
+        """Take one, of those to come if none is left."""
+        self._full_s = max(self._full_s, now) + self._each_s
+
+    def give_back(self) -> None:
+        """Give one back."""
+        self._full_s -= self._each_s
 
 
 class NotNow(PeerUnreachable):

@@ -11,8 +11,8 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from msgspec import msgpack
 
@@ -39,7 +39,7 @@ from p2pdiloco.core.api.types import Crypto
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError, invariant
 from p2pdiloco.identity import SIGNATURE_BYTES
 from p2pdiloco.ports import Buffer, PullSink, Refusal, TransportHandlers
-from p2pdiloco.util import DAMAGE, Action, BoundedDict, loop_s
+from p2pdiloco.util import DAMAGE, Action, BoundedDict, T, cancelled, loop_s
 
 MAX_STREAMS_OUT = 32
 MAX_MESSAGES_IN = 256
@@ -54,7 +54,6 @@ counter."""
 
 MAX_FLOWS = 256
 
-T = TypeVar("T")
 _OK, _REFUSED = b"\0", b"\1"
 logger = logging.getLogger(__name__)
 
@@ -206,15 +205,12 @@ class Endpoint(ABC):
 
     async def end_incoming(self) -> None:
         self._handlers = None
-        tasks = list(self._serving)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._serving)
 
     async def _serve_message(self, sender: str, data: bytes) -> bytes:
         try:
             await self._turn(sender)
-            with _Slot(self._messages_in, sender, MAX_MESSAGES_IN, MAX_MESSAGES_IN_PER_PEER):
+            with self._message_slot(sender):
                 if self._handlers is None:
                     raise RemoteError(Unheard.NOT_READY.value)
                 if len(data) > MAX_MESSAGE_BYTES:
@@ -229,6 +225,18 @@ class Endpoint(ABC):
         except (Exception, InvariantViolation) as error:  # noqa: BLE001 - our own bug, reported below
             report_bug("message handler", error)
             return _REFUSED + b"internal-error"
+
+    @contextmanager
+    def _message_slot(self, sender: str) -> Iterator[None]:
+        """Context in which a message is answered: only so many are, in all and of a peer. Raises: Busy."""
+        messages = self._messages_in
+        if messages.total() >= MAX_MESSAGES_IN or messages[sender] >= MAX_MESSAGES_IN_PER_PEER:
+            raise Busy
+        messages[sender] += 1
+        try:
+            yield
+        finally:
+            self._messages_in -= Counter([sender])
 
     async def _turn(self, sender: str) -> bool | None:
         """Wait until a request of a peer's may be looked at: not at all if it is a member. Tell whether it is
@@ -308,29 +316,17 @@ class Endpoint(ABC):
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
 
-class _Slot:
-    """Slot for one of a bounded number of concurrent requests, in all and per peer."""
-
-    def __init__(self, counts: Counter[str], peer: str, most: int, most_per_peer: int) -> None:
-        self._counts, self._peer = counts, peer
-        self._full = counts.total() >= most or counts[peer] >= most_per_peer
-
-    def __enter__(self) -> None:
-        if self._full:
-            raise Busy
-        self._counts[self._peer] += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._counts[self._peer] -= 1
-        if not self._counts[self._peer]:
-            del self._counts[self._peer]
-
-
 def report_bug(where: str, error: BaseException) -> None:
     """Hand an error of ours to the loop's exception handler; `context["bug"]` tells it from mere noise, so
     that the daemon can end the process."""
     context = {"message": f"bug in the {where}: {error!r}", "exception": error, "bug": True}
     asyncio.get_running_loop().call_exception_handler(context)
+
+
+def report_end(where: str, task: asyncio.Task[None]) -> None:
+    """Report the bug for which a task of ours has ended, if it was one."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        report_bug(where, error)
 
 
 MAX_VALUE_BYTES = 32 * 1024

@@ -15,6 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from p2pdiloco.util import Now
 
@@ -151,14 +152,16 @@ class Flow:
         self._room.set()
 
 
+@dataclass
 class Allowance:
     """A token bucket: at most so many bytes a second, of all streams together; those that wait take turns."""
 
-    def __init__(self, bytes_per_s: float, now: Now) -> None:
-        """Make an allowance. `bytes_per_s`: on the link, what encryption and headers add included."""
-        self.bytes_per_s = bytes_per_s
-        self._now = now
-        self._paid_until_s = now()
+    bytes_per_s: float
+    """Rate on the link, what encryption and headers add included."""
+    _now: Now
+
+    def __post_init__(self) -> None:
+        self._paid_until_s = self._now()
         self._streams = 0
         """Number of streams that share it."""
 
@@ -261,16 +264,18 @@ def _changed(allowance: Allowance | None, bytes_per_s: float, now: Now) -> Allow
     return allowance or Allowance(bytes_per_s, now)
 
 
+@dataclass
 class Sending:
     """Payload on its way to a peer: the chunks that are not acknowledged yet."""
 
-    def __init__(self, flow: Flow, most_bytes: int, now: Now, deadline_s: float) -> None:
-        """Begin with nothing sent. `most_bytes`: what the receiver wants to have on the way at most.
-        `deadline_s`: when all must be acknowledged."""
-        self._flow = flow
-        self._most = most_bytes
-        self._now = now
-        self.deadline_s = deadline_s
+    _flow: Flow
+    _most: int
+    """Bytes that the receiver wants to have on the way at most."""
+    _now: Now
+    deadline_s: float
+    """Time at which all must be acknowledged."""
+
+    def __post_init__(self) -> None:
         self._unasked_bytes = 0
         self._chunks: deque[tuple[int, float]] = deque()
         self.unacknowledged_bytes = 0

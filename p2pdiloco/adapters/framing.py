@@ -24,7 +24,7 @@ from p2pdiloco.adapters.flow import CHUNK_BYTES, MOST_WINDOW_BYTES, Flow, Limits
 from p2pdiloco.core.api.reasons import Unheard
 from p2pdiloco.errors import RemoteError, TransportError, invariant
 from p2pdiloco.ports import Buffer
-from p2pdiloco.util import Action, loop_s
+from p2pdiloco.util import Action, cancelled, loop_s
 
 MAX_HEADER_BYTES = 6 * 1024 * 1024
 """Most bytes of the header of a push, or of what is given. A label names each of up to `MAX_CONTRIBUTORS`
@@ -268,8 +268,7 @@ class Channel:
             raise TransportError(f"nothing acknowledged for {self.idle_s:g} s")
         finally:
             if not claim.done():
-                claim.cancel()
-                await asyncio.gather(claim, return_exceptions=True)
+                await cancelled([claim])
 
     async def said(self, final: asyncio.Task[tuple[int, bytes]], sending: Sending) -> tuple[int, bytes]:
         """Read the answer after the END; acknowledgements that come before it are signs of life, up to a

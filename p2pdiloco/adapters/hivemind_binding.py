@@ -221,7 +221,7 @@ class Attachment:
             await on_stream(_peer_of(info.peer).to_base58(), stream, stream)
 
         def connected(stream: DirectStream) -> None:
-            task = asyncio.get_running_loop().create_task(serve(stream))
+            task = asyncio.create_task(serve(stream))
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
 

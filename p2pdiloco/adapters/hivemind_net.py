@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 from p2pdiloco.adapters import framing, multiaddrs
 from p2pdiloco.adapters import hivemind_binding as binding
 from p2pdiloco.adapters.dials import NotNow, StrangersDials
-from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint, report_bug
+from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint, report_end
 from p2pdiloco.adapters.flow import Limits
 from p2pdiloco.adapters.hivemind_binding import MAX_KEYS, Attachment, ClockSkew, RecordTable
 from p2pdiloco.adapters.multiaddrs import AddressBook
@@ -30,7 +31,7 @@ from p2pdiloco.adapters.streams import RequestAllowance
 from p2pdiloco.errors import NobodyReached, PeerUnreachable, RemoteError, TransportError, UserError, invariant
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PeerConnections, TransportHandlers
-from p2pdiloco.util import BoundedDict
+from p2pdiloco.util import BoundedDict, cancelled
 
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
 EVERYWHERE = ("/ip4/0.0.0.0", "/ip6/::")
@@ -123,13 +124,10 @@ class HivemindTransport(Endpoint):
             raise
         self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._maintain())]
         for task in self._tasks:
-            task.add_done_callback(_report_end)
+            task.add_done_callback(partial(report_end, "transport's background task"))
 
     async def close(self) -> None:
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._tasks)
         await self._tear_down()
         await self._daemon.stop()
 
@@ -394,11 +392,6 @@ def _with_relays(options: P2PDOptions, initial_peers: Sequence[str]) -> P2PDOpti
     return replace(options, trusted_relays=tuple(initial_peers), auto_relay=bool(initial_peers))
 
 
-def _report_end(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        report_bug("transport's background task", error)
-
-
 DIAL_TIMEOUT_S = 10.0
 MAX_DIALS = 16
 FEW_PEERS = 3
@@ -434,7 +427,9 @@ class Meeting:
     ) -> None:
         self.dials = dials
         self._is_stranger = is_stranger
-        self._me, self._initial = me, list[tuple[str, str]]()
+        self._me = me
+        self._initial: dict[str, list[str]] = {}
+        """Addresses of the initial peers, by peer."""
         self.named(initial_peers)
         self._is_told_of_us_only = bool(initial_peers) and not self._initial
         self.book = AddressBook()
@@ -446,8 +441,9 @@ class Meeting:
 
     def named(self, addresses: Iterable[str]) -> None:
         """Take addresses that a person named as those of initial peers, who are dialled wherever they are."""
-        found = map(multiaddrs.split_peer, addresses)
-        self._initial += [(address, peer) for address, peer in found if peer != self._me]
+        for address, peer in map(multiaddrs.split_peer, addresses):
+            if peer != self._me:
+                self._initial.setdefault(peer, []).append(address)
 
     def met(self, peer: str) -> None:
         """Note that a peer is connected."""
@@ -456,7 +452,7 @@ class Meeting:
     def connected_to(self, ends: Mapping[str, Iterable[str]]) -> None:
         """Take in who is connected, by which ends, and that no other is."""
         self.connected = set(ends)
-        for _, peer in self._initial:
+        for peer in self._initial:
             self.dials.told(multiaddrs.direct_ips(ends.get(peer, ())))
 
     async def dial(
@@ -468,7 +464,7 @@ class Meeting:
     ) -> None:
         """Dial a peer at addresses that anybody may have named. Raises: PeerUnreachable."""
         put_off = False
-        if self._is_stranger(peer) and all(peer != chosen for _, chosen in self._initial):
+        if self._is_stranger(peer) and peer not in self._initial:
             if peer in self.connected:
                 addresses = ()
             else:
@@ -492,20 +488,18 @@ class Meeting:
         if not self._initial:
             await self.rejoin(attachment, records)
             return
-        by_peer: dict[str, list[str]] = {}
-        for address, peer in self._initial:
-            by_peer.setdefault(peer, []).append(address)
-        peers = list(by_peer)
-        dials = [attachment.connect(peer, by_peer[peer], DIAL_TIMEOUT_S) for peer in peers]
+        dials = [attachment.connect(*peer, DIAL_TIMEOUT_S) for peer in self._initial.items()]
         results = await asyncio.gather(*dials, return_exceptions=True)
-        reached = [peer for peer, result in zip(peers, results, strict=True) if result is None]
-        named = ", ".join(f"{address}/p2p/{peer}" for address, peer in self._initial)
+        reached = [peer for peer, result in zip(self._initial, results, strict=True) if result is None]
+        named = ", ".join(
+            f"{address}/p2p/{peer}" for peer, found in self._initial.items() for address in found
+        )
         if not reached:
             await self.rejoin(attachment, records)
             if self.connected:
                 logger.warning("none of the initial peers can be reached: joined through a remembered one")
                 return
-            why = why_unreached(results, [address for address, _ in self._initial])
+            why = why_unreached(results, [address for found in self._initial.values() for address in found])
             if may_be_alone:
                 logger.warning("none of the initial peers can be reached yet: %s (%s)", named, why)
                 return
@@ -531,12 +525,7 @@ class Meeting:
 
     async def rejoin(self, attachment: Attachment, records: RecordTable | None) -> None:
         """Dial the peers that we knew, best effort, and enter their routing tables."""
-        wanted: dict[str, list[str]] = {}
-        for address, peer in self._initial:
-            wanted.setdefault(peer, []).append(address)
-        for peer, addresses in self.book.latest(MAX_DIALS):
-            wanted.setdefault(peer, []).extend(addresses)
-        reached = await self._dial_all(attachment, wanted)
+        reached = await self._dial_all(attachment, [*self._initial.items(), *self.book.latest(MAX_DIALS)])
         if reached and records is not None:
             try:
                 await records.join(reached)
@@ -550,19 +539,16 @@ class Meeting:
         us) and, while we know hardly anybody, those met before. Without it a swarm and a newcomer could stay
         two swarms for ever.
         """
-        wanted: dict[str, list[str]] = {}
-        for address, peer in self._initial:
-            if peer not in self.connected:
-                wanted.setdefault(peer, []).append(address)
+        known = [*self._initial.items()]
         if len(self.connected) < FEW_PEERS:
-            for peer, addresses in self.book.latest(MAX_DIALS):
-                if peer not in self.connected:
-                    wanted.setdefault(peer, []).extend(addresses)
-        if wanted:
-            await self._dial_all(attachment, wanted)
+            known += self.book.latest(MAX_DIALS)
+        await self._dial_all(attachment, [each for each in known if each[0] not in self.connected])
 
-    async def _dial_all(self, attachment: Attachment, wanted: dict[str, list[str]]) -> list[str]:
-        """At once, best effort; returns who was reached."""
+    async def _dial_all(self, attachment: Attachment, known: Sequence[tuple[str, list[str]]]) -> list[str]:
+        """Dial peers at their addresses, all at once, best effort; return who was reached."""
+        wanted: dict[str, list[str]] = {}
+        for peer, addresses in known:
+            wanted.setdefault(peer, []).extend(addresses)
         peers = list(wanted)[: 2 * MAX_DIALS]
         random.shuffle(peers)  # strangers share a budget
         dials = [self.dial(lambda: attachment, peer, wanted[peer]) for peer in peers]

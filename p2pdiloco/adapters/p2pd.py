@@ -26,7 +26,7 @@ import psutil
 
 from p2pdiloco.errors import TransportError, UserError
 from p2pdiloco.priority import lower_process, patiently
-from p2pdiloco.util import Frozen
+from p2pdiloco.util import Frozen, cancelled
 
 MAX_SOCKET_PATH_BYTES = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
 DEFAULT_ENVIRONMENT = {"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": "1", "GOGC": "400", "GOMEMLIMIT": "192MiB"}
@@ -175,8 +175,7 @@ class P2PDaemon:
         """End p2pd and remove everything it left. Under 3 s."""
         await self.end()
         if self._output is not None:
-            self._output.cancel()
-            await asyncio.gather(self._output, return_exceptions=True)
+            await cancelled([self._output])
             self._output = None
         self._process = None
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -137,15 +137,10 @@ def save_result_file(path: Path, content: ResultFile, dtypes: Mapping[str, Dtype
     save_tensors(path, content.parameters, {KEY: msgspec.json.encode(entry).decode()}, dtypes)
 
 
-def _bf16(array: NDArray[np.float32]) -> NDArray[np.uint16]:
-    return (array.view(np.uint32) >> 16).astype("<u2")
-
-
-def _fp16(array: NDArray[np.float32]) -> NDArray[np.float16]:
-    return array.astype("<f2")
-
-
-_SHORTER: dict[str, Callable[[NDArray[np.float32]], NDArray[Any]]] = {"bf16": _bf16, "fp16": _fp16}
+_SHORTER: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+    "bf16": lambda array: (array.view(np.uint32) >> 16).astype("<u2"),
+    "fp16": lambda array: array.astype("<f2"),
+}
 
 
 def save_tensors(

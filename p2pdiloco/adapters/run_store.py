@@ -1,7 +1,7 @@
 """Store of one run on a node's disk, under `<data_dir>/runs/<first 16 of the run id>/`.
 
     votes.log                                    `VotesLog`
-    proofs                                       `adapters.data_dir.save_proofs`
+    proofs                                       msgpack of the proofs against members
     fragments/<fff>/checkpoint-<n>.safetensors   Theta, outer momentum and version; the newest two
     updates/<fff>/<n>.update                     the log of outer updates
     manifest.signed, learner.safetensors         others write these
@@ -23,24 +23,25 @@ import hashlib
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 import safetensors
-from msgspec import msgpack
+from msgspec import Meta, msgpack
 from numpy.typing import NDArray
 
-from p2pdiloco.adapters.data_dir import TEMP_SUFFIX, Files, load_proofs, save_proofs
+from p2pdiloco.adapters.data_dir import TEMP_SUFFIX, Files
 from p2pdiloco.core.api.events import MILESTONES, VoteRecord
-from p2pdiloco.core.api.evidence import Evidence
+from p2pdiloco.core.api.evidence import MAX_PROOFS, Evidence
 from p2pdiloco.core.api.types import WHOLE_RUN, Watermark
 from p2pdiloco.core.api.versions import SignedVersion, VersionHeader
 from p2pdiloco.errors import StorageError, invariant
 from p2pdiloco.hashing import DIGEST_BYTES, content_digest
 from p2pdiloco.ports import Buffer
-from p2pdiloco.util import DAMAGE, Action, Frozen, Say, Values, clear_folder_at, set_aside
+from p2pdiloco.util import DAMAGE, Action, Frozen, Say, T, Values, clear_folder_at, read_note, set_aside
 
 __all__ = ["RunStore", "SavedFragment", "run_folder", "signed_file", "signed_files"]
 
@@ -113,11 +114,14 @@ class RunStore:
 
     def save_proofs(self, proofs: tuple[Evidence, ...]) -> None:
         """Keep these proofs, and no others. Raises: StorageError: those before are intact."""
-        save_proofs(self.folder, proofs, self._files)
+        path = self.folder / PROOFS_FILE
+        clear_folder_at(path)
+        self._files.save(path, [_encoder.encode(proofs)], durable=True)
 
     def proofs(self) -> tuple[Evidence, ...]:
-        """Proofs that were saved; whether they hold is not looked at."""
-        return load_proofs(self.folder, self._problems.append)
+        """Proofs that were saved; whether they hold is not looked at. Each holds by its signatures or not at
+        all, so the file has no checksum; a damaged one is set aside."""
+        return read_note(self.folder / PROOFS_FILE, _proofs_decoder.decode, self._problems.append) or ()
 
     # --- outer updates -----------------------------------------------------------------------------
 
@@ -298,9 +302,9 @@ class RunStore:
 UPDATE_MAGIC = b"p2pdiloco-update-2\n"
 CHECKPOINT_FORMAT = "p2pdiloco-checkpoint-1"
 _SHA256_BYTES = 32
+PROOFS_FILE = "proofs"
 _encoder = msgpack.Encoder()
-_version_decoder = msgpack.Decoder(SignedVersion)
-_watermarks_decoder = msgpack.Decoder(tuple[Watermark, ...])
+_proofs_decoder = msgpack.Decoder(Annotated[tuple[Evidence, ...], Meta(max_length=MAX_PROOFS)])
 
 
 class CorruptFile(Exception):
@@ -385,8 +389,8 @@ def decode_checkpoint(data: bytes) -> SavedFragment:
     if _checksum(version_bytes, watermark_bytes, theta["data"], momentum["data"]) != metadata.sha256:
         raise CorruptFile("the checksum does not match")
     return SavedFragment(
-        _decode_version(version_bytes),
-        _decode_watermarks(watermark_bytes),
+        _decoded(version_bytes, SignedVersion),
+        _decoded(watermark_bytes, tuple[Watermark, ...]),
         np.frombuffer(theta["data"], dtype="<f4"),
         np.frombuffer(momentum["data"], dtype="<f4"),
     )
@@ -413,24 +417,18 @@ def decode_update(data: bytes) -> tuple[SignedVersion, bytes]:
     payload_start = version_end + _SHA256_BYTES
     if hashlib.sha256(view[:version_end]).digest() != view[version_end:payload_start]:
         raise CorruptFile("the checksum does not match")
-    version, payload = _decode_version(data[start:version_end]), data[payload_start:]
+    version, payload = _decoded(data[start:version_end], SignedVersion), data[payload_start:]
     if content_digest(payload) != version.header.update_digest:
         raise CorruptFile("the update is not the one that its version names")
     return version, payload
 
 
-def _decode_version(data: bytes) -> SignedVersion:
+def _decoded(data: bytes, kind: type[T]) -> T:
+    """Decode what is within a file. Raises: CorruptFile."""
     try:
-        return _version_decoder.decode(data)
+        return msgpack.decode(data, type=kind)
     except DAMAGE as error:
-        raise CorruptFile(f"not a version ({error})") from error
-
-
-def _decode_watermarks(data: bytes) -> tuple[Watermark, ...]:
-    try:
-        return _watermarks_decoder.decode(data)
-    except DAMAGE as error:
-        raise CorruptFile(f"not watermarks ({error})") from error
+        raise CorruptFile(f"not what it should be ({error})") from error
 
 
 COMPACT_ABOVE_BYTES = 64 * 1024
@@ -459,6 +457,7 @@ def _parse(line: bytes) -> VoteRecord | None:
         return None
 
 
+@dataclass
 class VotesLog:
     """Log of our newest votes: an append-only text file, one checksummed line for every vote.
 
@@ -466,23 +465,28 @@ class VotesLog:
     is of the whole run. A vote counts once `save` has returned; forgetting one could let a node vote twice in
     a term, so sound lines outlive damage around them. Groups rotate: of every fragment the votes in the
     `KEPT_GROUPS` groups voted in last are kept, which reaches many epochs back, and that of the whole run,
-    and what we attested, always. `report` is told about damage that was found and contained.
+    and what we attested, always.
+
+    Raises:
+        StorageError: the file cannot be read, or not be mended.
     """
 
-    def __init__(self, path: Path, files: Files, report: Say) -> None:
-        """Raises: StorageError: the file cannot be read, or not be mended."""
-        self._path = path
-        self._files = files
-        self._report = report
+    _path: Path
+    _files: Files
+    _report: Say
+    """What is told about damage that was found and contained."""
+
+    def __post_init__(self) -> None:
         self._newest: Votes = {}
         self._bytes = 0
         self._compact_above = COMPACT_ABOVE_BYTES
         self._rewrite = True
         """True: the next vote replaces the file with the newest votes instead of appending to it."""
-        if path.is_dir():
-            report(f"{path} is a folder: {set_aside(path)}; the votes that were there are forgotten")
-        elif path.exists():
-            self._load(files.read(path))
+        if self._path.is_dir():
+            aside = set_aside(self._path)
+            self._report(f"{self._path} is a folder: {aside}; the votes that were there are forgotten")
+        elif self._path.exists():
+            self._load(self._files.read(self._path))
 
     def newest(self) -> Votes:
         """The newest vote of each fragment and group."""
@@ -569,14 +573,17 @@ def _note(votes: Votes, record: VoteRecord) -> None:
         del votes[old]
 
 
+@dataclass
 class UnsyncedUpdates:
     """Numbers of the updates of each fragment that a power cut may still take: written, but not synced, or
     not written at all. No more than the log has.
     """
 
-    def __init__(self, files: Files, folder_of: Callable[[int], Path]) -> None:
-        """`folder_of`: the folder with a fragment's updates."""
-        self._files, self._folder_of = files, folder_of
+    _files: Files
+    _folder_of: Callable[[int], Path]
+    """Function that names the folder with a fragment's updates."""
+
+    def __post_init__(self) -> None:
         self._written: defaultdict[int, set[int]] = defaultdict(set)
         self._failed: defaultdict[int, set[int]] = defaultdict(set)
 

@@ -43,23 +43,27 @@ class Scratch:
         self._spool.read(self._start + offset, into)
 
 
+@dataclass
 class Spool:
     """Scratch file for payloads that arrive and find no place in memory, and who has which part of it.
 
     One unlinked file of the data folder: of use to the running process only, gone with it however it ends.
     Payloads lie in it one beside the other; what is given back is used again, and the end of the file goes
     back to the disk. All but `read` and what the garbage collector calls is for the event loop's thread.
+
+    Raises:
+        StorageError: the folder takes no file.
     """
 
-    def __init__(
-        self, folder: Path, most_bytes: int = SPOOL_BYTES, spare_bytes: int = SPOOL_SPARE_BYTES
-    ) -> None:
-        """Raises: StorageError."""
-        self._folder = folder
-        self._most = most_bytes
-        self._spare = spare_bytes
-        with storage_errors("write in", folder):
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - `close` closes it
+    _folder: Path
+    most_bytes: int = SPOOL_BYTES
+    """Bytes that the file may have at most."""
+    spare_bytes: int = SPOOL_SPARE_BYTES
+    """Bytes of the disk that stay free."""
+
+    def __post_init__(self) -> None:
+        with storage_errors("write in", self._folder):
+            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - `close` closes it
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="spool")
         self._taken: list[tuple[int, int]] = []
         """Places, (start, end), of all parts, in order."""
@@ -78,7 +82,7 @@ class Spool:
         written yet."""
         self._collect()
         end = max(self._end(), self._place(size) + size)
-        if end > self._most:
+        if end > self.most_bytes:
             return False
         try:
             disk = os.fstatvfs(self._file.fileno())
@@ -86,7 +90,7 @@ class Spool:
         except OSError as error:
             logger.warning("%s", storage_error(error, "write in", self._folder))
             return False
-        return disk.f_bavail * disk.f_frsize >= unwritten + self._spare
+        return disk.f_bavail * disk.f_frsize >= unwritten + self.spare_bytes
 
     def take(self, size: int) -> Scratch:
         """Take room for a payload that `fits`."""

@@ -32,8 +32,10 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from enum import Enum
 
+from p2pdiloco.adapters.dials import Attempts
 from p2pdiloco.adapters.flow import CHUNK_BYTES, Sending
 from p2pdiloco.adapters.framing import (
     ACCEPT,
@@ -57,7 +59,7 @@ from p2pdiloco.adapters.framing import (
 from p2pdiloco.core.api.reasons import Unheard
 from p2pdiloco.errors import RemoteError, TransportError, invariant
 from p2pdiloco.ports import Buffer, PullSink, PullSource, PushSink, Refusal, TransportHandlers
-from p2pdiloco.util import Action, BoundedDict, Say
+from p2pdiloco.util import Action, BoundedDict, Say, cancelled, loop_s
 
 LINGER_S = 2.0
 LINGER_BYTES = 8 * 1024 * 1024
@@ -153,10 +155,8 @@ async def _listening(channel: Channel, size: int, most: int) -> AsyncIterator[tu
     try:
         yield sending, final
     finally:
-        if not final.done():
-            final.cancel()
         try:
-            await asyncio.gather(final, return_exceptions=True)
+            await cancelled([final])
         finally:
             sending.close()
 
@@ -235,7 +235,6 @@ async def _serve_push(channel: Channel, sender: str, handlers: TransportHandlers
 
 async def _fill(channel: Channel, sink: PushSink, size: int) -> bytes:
     """Exactly one of finish and abort is called."""
-    reason = "cancelled"
     complete = False
     start = sink.offset
     try:
@@ -246,15 +245,9 @@ async def _fill(channel: Channel, sink: PushSink, size: int) -> bytes:
             await channel.send_status(ACCEPT, U32.pack(most) + U64.pack(start))
             await channel.receive_payload(size - start, most, lambda at, chunk: sink.write(start + at, chunk))
         complete = True
-    except RemoteError as error:
-        reason = error.reason
-        raise
-    except TransportError as error:
-        reason = str(error)
-        raise
     finally:
         if not complete:
-            sink.abort(reason)
+            sink.abort()
     return await sink.finish()
 
 
@@ -335,7 +328,7 @@ class KeptStreams:
         elif len(self._idle) >= MOST_KEPT:
             self._end(next(iter(self._idle)))
         self._next += 1
-        self._idle[self._next] = (peer, stream, loop.time())
+        self._idle[self._next] = (peer, stream, loop_s())
         if self._timer is None:
             self._timer = loop.call_later(KEEP_S, self._end_old)
 
@@ -356,7 +349,7 @@ class KeptStreams:
         self._timer = None
         for number, (_, (reader, _), since_s) in list(self._idle.items()):
             # As the timer reckons, or it would spin.
-            if loop.time() >= since_s + KEEP_S or not is_whole_stream(reader):
+            if loop_s() >= since_s + KEEP_S or not is_whole_stream(reader):
                 self._end(number)
         if self._idle:
             oldest_s = next(iter(self._idle.values()))[2]
@@ -444,8 +437,8 @@ class Busy(PutOff):
 class StreamPlace:
     """Place of one stream while a request on it is served."""
 
-    def __init__(self, pool: _Pool, peer: str) -> None:
-        self.pool, self.peer = pool, peer
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
         self.task = asyncio.current_task()
         self.gave_way = False
 
@@ -493,7 +486,7 @@ class Places:
             raise Busy(StreamRefusal.ONE_PEERS_SHARE.value)
         if len(pool.places) >= most and not (mine < share and self._make_way(pool, share)):
             raise Busy(pool.full.value)
-        place = StreamPlace(pool, peer)
+        place = StreamPlace(peer)
         pool.places.append(place)
         try:
             yield place
@@ -542,29 +535,12 @@ class Excess(Enum):
     """Connection that was ended, of a peer that went on."""
 
 
-class _Bucket:
-    """Bucket that fills again with time."""
-
-    def __init__(self, at_once: int, per_s: float) -> None:
-        self._at_once_s, self._each_s = at_once / per_s, 1.0 / per_s
-        self._full_s = 0.0
-        """Time at which it is full again."""
-        self.refused = 0
-        """Requests that were refused since the last one that had not to wait."""
-
-    def wait_s(self, now: float) -> float:
-        """Time until one more request may be answered."""
-        return max(0.0, max(self._full_s, now) + self._each_s - self._at_once_s - now)
-
-    def take(self, now: float) -> None:
-        """Take one."""
-        self._full_s = max(self._full_s, now) + self._each_s
-
-    def give_back(self) -> None:
-        """Give one back."""
-        self._full_s -= self._each_s
+class _Requests(Attempts):
+    refused: int = 0
+    """Number of requests that were refused since the last one that had not to wait."""
 
 
+@dataclass
 class RequestAllowance:
     """Allowance of requests of each peer that is no member, and of all strangers together: so many at once,
     then so many a second.
@@ -577,12 +553,14 @@ class RequestAllowance:
     Listed in docs/reference/bounds.md, section 7.
     """
 
-    def __init__(self, count: Callable[[Excess], None], disconnect: Say) -> None:
-        """`count` is told of what was held back, `disconnect` who goes on although it is refused."""
-        self._count = count
-        self._disconnect = disconnect
-        self._peers: BoundedDict[str, _Bucket] = BoundedDict(MAX_PEERS)
-        self._others = _Bucket(OTHERS_AT_ONCE, OTHERS_PER_S)
+    _count: Callable[[Excess], None]
+    """Function that is told of what was held back."""
+    _disconnect: Say
+    """Function that is told of a peer that goes on although it is refused."""
+
+    def __post_init__(self) -> None:
+        self._peers: BoundedDict[str, _Requests] = BoundedDict(MAX_PEERS)
+        self._others = Attempts(OTHERS_AT_ONCE, OTHERS_AT_ONCE / OTHERS_PER_S)
         self._late = 0
         """Requests whose refusal is held back."""
 
@@ -592,8 +570,7 @@ class RequestAllowance:
 
         Raises: Busy (too many wait already).
         """
-        loop = asyncio.get_running_loop()
-        now, bucket = loop.time(), self._bucket(peer)
+        now, bucket = loop_s(), self._bucket(peer)
         wait_s = bucket.wait_s(now)
         if wait_s > MOST_WAIT_S:
             if not self._goes_on(peer, bucket):
@@ -606,8 +583,8 @@ class RequestAllowance:
             if wait_s > MOST_WAIT_S:
                 await self._hold_back()
                 raise Busy(Excess.OF_OTHERS.value)
-            self._others.take(now)
-        bucket.take(now)
+            self._others.use(now)
+        bucket.use(now)
         if wait_s > 0.0:
             self._count(Excess.HELD_BACK)
             await asyncio.sleep(wait_s)
@@ -616,12 +593,12 @@ class RequestAllowance:
         """Count a request no more, of which something else was the measure."""
         self._bucket(peer).give_back()
 
-    def _bucket(self, peer: str) -> _Bucket:
-        bucket = self._peers.get(peer) or _Bucket(PEER_AT_ONCE, PEER_PER_S)
+    def _bucket(self, peer: str) -> _Requests:
+        bucket = self._peers.get(peer) or _Requests(PEER_AT_ONCE, PEER_AT_ONCE / PEER_PER_S)
         self._peers[peer] = bucket
         return bucket
 
-    def _goes_on(self, peer: str, bucket: _Bucket) -> bool:
+    def _goes_on(self, peer: str, bucket: _Requests) -> bool:
         """True: the peer was disconnected for it."""
         bucket.refused += 1
         if bucket.refused < MOST_REFUSED:

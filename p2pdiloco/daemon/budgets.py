@@ -14,17 +14,15 @@ import shutil
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
 from enum import Enum
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
 from p2pdiloco.adapters.data_dir import storage_errors
 from p2pdiloco.adapters.streams import PutOff
-from p2pdiloco.util import BoundedDict, Frozen, Now
+from p2pdiloco.util import BoundedDict, Frozen, Now, T, cancelled
 
 MAX_PEERS = 4096
 LISTING_BYTES = 1024 * 1024
@@ -196,13 +194,9 @@ class Background:
 
     async def close(self) -> None:
         """End all tasks."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._tasks)
 
 
-T = TypeVar("T")
 NAME = "apart"
 
 
@@ -212,28 +206,13 @@ async def apart(work: Callable[[], T]) -> T:
     It goes on when cancelled, and nobody waits for it at the process's end: computing version 0 of a large
     model takes minutes, in which peers are answered and Ctrl-C is heard.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def tell(method: Callable[[Any], None], outcome: Any) -> None:
-        if not done.done():
-            method(outcome)
-
-    def run() -> None:
-        try:
-            told = partial(tell, done.set_result, work())
-        except BaseException as error:  # noqa: BLE001 (the waiting task raises it)
-            told = partial(tell, done.set_exception, error)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(told)
-
-    threading.Thread(target=run, name=NAME, daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(begun(work))
 
 
 def begun(work: Callable[[], T]) -> Future[T]:
     """Begin the work in a thread, for who comes again to see whether it is done."""
     done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # whoever waits may be cancelled; the work goes on
 
     def run() -> None:
         try:

@@ -17,6 +17,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from p2pdiloco.config.manifest import Manifest
@@ -30,6 +31,7 @@ from p2pdiloco.daemon.display.snapshot import CourseRow, count, sane_loss
 from p2pdiloco.errors import clean
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.schedule import schedule_of
+from p2pdiloco.util import loop_s
 
 if TYPE_CHECKING:
     from p2pdiloco.tensors.vault import Vault
@@ -75,22 +77,23 @@ _REST_WORDS: dict[ch.Rests, str] = {
 }
 
 
+@dataclass
 class RunCourse:
     """Course of one run, as this node knows it."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        core: Core,
-        amendments: Callable[[], tuple[Amendment, ...]],
-        follow: Callable[[ch.FollowCourse], None],
-        say: Callable[[str, int], None],
-    ) -> None:
-        """`amendments`: those of the run's owner. `follow` has the learner go by a course. `say` hears of
-        every change, and at how many tokens."""
+    _manifest: Manifest
+    _core: Core
+    _amendments: Callable[[], tuple[Amendment, ...]]
+    """Function that lists those of the run's owner."""
+    _follow: Callable[[ch.FollowCourse], None]
+    """Function that has the learner go by a course."""
+    _say: Callable[[str, int], None]
+    """Function that hears of every change, and at how many tokens."""
+
+    def __post_init__(self) -> None:
+        manifest = self._manifest
         self._inner, self._stops = manifest.inner, manifest.end.learners == "stop"
         self._is_open = manifest.admission.mode == "open"
-        self._core, self._amendments, self._follow, self._say = core, amendments, follow, say
         self._told = ch.FollowCourse()
         self._pace = Pace()
         self._is_over = False
@@ -296,25 +299,19 @@ class Turns:
         self.newest, self.by, self.at_s, self._known_s = heldout, peer, now, now
 
 
+@dataclass
 class Measurements:
     """Held-out losses of the run as it is here: our own, which are news for others, and what others say."""
 
-    def __init__(
-        self,
-        turns: Turns,
-        vault: Vault,
-        log_versions: int,
-        alone: bool,
-        counts: Callable[[str], bool] = lambda _peer: True,
-    ) -> None:
-        """`alone`: others' losses do not count here (--evaluate each). `counts`: tells whether to listen to
-        a peer."""
-        self.turns = turns
-        self.counts = counts
-        self.alone = alone
-        self._vault = vault
-        self._log_versions = log_versions
-        self._loop = asyncio.get_running_loop()
+    turns: Turns
+    _vault: Vault
+    _log_versions: int
+    alone: bool
+    """True: others' losses do not count here (--evaluate each)."""
+    counts: Callable[[str], bool] = lambda _peer: True
+    """Function that tells whether to listen to a peer."""
+
+    def __post_init__(self) -> None:
         self.news = asyncio.Event()
         """Event that is set when we have a new loss to tell."""
 
@@ -341,7 +338,7 @@ class Measurements:
     def measured(self, loss: float, tokens: int) -> None:
         """Take in what our learner has measured."""
         if sane_loss(loss) is not None:
-            self.turns.measured(wire.HeldoutLoss(self._vault.merges, loss, tokens), self._loop.time())
+            self.turns.measured(wire.HeldoutLoss(self._vault.merges, loss, tokens), loop_s())
             self.news.set()
 
     def heard(self, peer: str, heldout: wire.HeldoutLoss) -> None:
@@ -353,7 +350,7 @@ class Measurements:
         if self.alone or heldout.merges > most or sane_loss(heldout.loss) is None:
             return
         if self.counts(peer):
-            self.turns.heard(peer, heldout, self._loop.time())
+            self.turns.heard(peer, heldout, loop_s())
 
 
 async def evaluate_regularly(
@@ -369,16 +366,16 @@ async def evaluate_regularly(
     returns the seconds that it took, None if nothing came. `committed` is set with every version: the order
     may be another one then.
     """
-    loop, turns = asyncio.get_running_loop(), measurements.turns
+    turns = measurements.turns
     while True:
         await ready.wait()
-        now = loop.time()
+        now = loop_s()
         others = [] if measurements.alone else core.shared.expected_learners(now)
         learners = [peer for peer in others if measurements.counts(peer)]
         due_s = turns.due_s(now, core.fragments[0].chain.head.number, learners)
         if now >= due_s:
             took_s = await evaluate()
-            turns.ended(loop.time(), took_s)
+            turns.ended(loop_s(), took_s)
             continue
         committed.clear()
         with suppress(TimeoutError):

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from p2pdiloco.adapters.data_dir import EventsLog, FieldValue
 from p2pdiloco.core.api.events import Record
@@ -43,30 +44,26 @@ TOLD = frozenset({"join", "leave", "learner", "fork", "excluded", "expelled"})
 PUBLIC = frozenset({"join", "silent", "leave", "suspicion", "fork", "refusal", "excluded", "expelled"})
 """Kinds whose reasons are words of ours, so that whoever asks for a status may read them. Others may say what
 went wrong on this machine, with paths and names of its own."""
+PUT_OUT = {"excluded": "is excluded", "expelled": "is expelled here"}
 UPLOADS = frozenset({"pushed_bytes", "updates_given_bytes", "updates_passed_on_bytes"})
 """Counters of what a node gives others of versions: its contributions, updates that it made, and others."""
 
 
+@dataclass
 class Diary:
     """Diary that writes down what happened, and remembers what is shown of it."""
 
-    def __init__(
-        self,
-        me: str,
-        name: str,
-        names: Names,
-        events: EventsLog,
-        recent: RecentLines,
-        timeline: Timeline | None = None,
-    ) -> None:
-        """`me`, `name`: our peer id and name; `names`: the others', as far as they are known. `timeline`: of
-        earlier lives; None: an empty one."""
-        self.timeline = timeline or Timeline()
-        self.me = me
-        self.name = name
-        self.names = names
-        self._events = events
-        self._recent = recent
+    me: str
+    """Our peer id."""
+    name: str
+    names: Names
+    """Names of the others, as far as they are known."""
+    _events: EventsLog
+    _recent: RecentLines
+    timeline: Timeline = field(default_factory=Timeline)
+    """Timeline, with that of earlier lives."""
+
+    def __post_init__(self) -> None:
         self.refusals: Counter[str] = Counter()
         """Refusals of the core, by reason."""
 
@@ -96,10 +93,8 @@ class Diary:
             peer = values.get("syncer") or values.get("peer") or values.get("candidate")
             if isinstance(peer, str) and peer:
                 text += f" ({self.label(peer)})"
-            if record.kind == "excluded" and isinstance(peer, str):
-                text = f"{self.label(peer)} is excluded: {record.reason}"
-            if record.kind == "expelled" and isinstance(peer, str):
-                text = f"{self.label(peer)} is expelled here: {record.reason}"
+            if record.kind in PUT_OUT and isinstance(peer, str):
+                text = f"{self.label(peer)} {PUT_OUT[record.kind]}: {record.reason}"
             level = logging.INFO if record.kind in TOLD else logging.DEBUG
             if record.kind == "cut" and "peer" not in values:
                 level = logging.WARNING
@@ -138,16 +133,16 @@ class Diary:
         self.write("shutdown", reason, dropped=self._events.dropped)
 
 
+@dataclass
 class LearnerDiary:
     """Diary of the learner: what it said, for people."""
 
-    def __init__(
-        self, diary: Diary, measurements: Measurements, counters: Callable[[], dict[str, int]]
-    ) -> None:
-        """`counters`: bytes of bulk transfers, by kind."""
-        self._diary = diary
-        self.measurements = measurements
-        self._counters = counters
+    _diary: Diary
+    measurements: Measurements
+    _counters: Callable[[], dict[str, int]]
+    """Function that counts the bytes of bulk transfers, by kind."""
+
+    def __post_init__(self) -> None:
         self.losses: list[float] = []
         """Training losses, thinned out as they become many."""
         self._told_s: float | None = None

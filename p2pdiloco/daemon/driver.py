@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +38,7 @@ from p2pdiloco.tensors.codecs import Unsound, UnusableInputs
 from p2pdiloco.tensors.merge import Findings, Input, Payload, digest_of
 from p2pdiloco.tensors.outer_update import Correction, steps_as_everywhere
 from p2pdiloco.tensors.vault import MergeResult, PartialMerge
-from p2pdiloco.util import Action, Frozen
+from p2pdiloco.util import Action, Frozen, cancelled
 
 logger = logging.getLogger(__name__)
 
@@ -205,10 +205,7 @@ class Runner:
 
     async def end_offers(self) -> None:
         """Cut what of ours is on its way: from now on nobody has more of it than the core knows."""
-        offers = list(self._offers)
-        for task in offers:
-            task.cancel()
-        await asyncio.gather(*offers, return_exceptions=True)
+        await cancelled(self._offers)
 
     def _keep_proofs(self, effect: ev.KeepProofs) -> None:
         self._keeping = self._background.spawn(self._executors.durable.keep_proofs(effect.proofs))
@@ -280,7 +277,7 @@ class Outbound:
 
     def __post_init__(self) -> None:
         self._queues: dict[str, deque[Message]] = {}
-        self._senders: dict[str, int] = {}
+        self._senders: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self.dropped = 0
         self.bytes_sent = 0
@@ -297,8 +294,8 @@ class Outbound:
             queue.popleft()
             self.dropped += 1
         queue.append(message)
-        if self._senders.get(peer, 0) < IN_FLIGHT:
-            self._senders[peer] = self._senders.get(peer, 0) + 1
+        if self._senders[peer] < IN_FLIGHT:
+            self._senders[peer] += 1
             task = asyncio.create_task(self._drain(peer), name=f"send-{peer[-6:]}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -316,11 +313,9 @@ class Outbound:
                 except RemoteError as error:
                     logger.debug("%s refused a message: %s", peer, error.reason)
         finally:
-            self._senders[peer] -= 1
-            if not self._senders[peer]:
-                del self._senders[peer]
-                if not queue:
-                    self._queues.pop(peer, None)
+            self._senders -= Counter([peer])
+            if not (self._senders[peer] or queue):
+                self._queues.pop(peer, None)
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until everything queued is sent, at most so long."""
@@ -340,24 +335,17 @@ Named = tuple[bytes, int, Payload]
 """Digest, ticket, and a payload itself."""
 
 
+@dataclass
 class Merging:
     """Merging: carries out `Merge`, `MergePartial`, `ApplyUpdate` and `DropSpare` in the tensors thread."""
 
-    def __init__(
-        self,
-        compute: Compute,
-        tickets: Tickets,
-        post: PostEvent,
-        keep: Callable[[int, list[Named]], None] = lambda _fragment, _merged: None,
-        repair: Callable[[SignedVersion], Awaitable[Correction | None]] | None = None,
-    ) -> None:
-        """`keep`: keeps what was merged, and partial merges, for audits. `repair`: finds what
-        makes a false version good; None: nothing is."""
-        self._repair = repair
-        self._compute = compute
-        self._keep = keep
-        self._tickets = tickets
-        self._post = post
+    _compute: Compute
+    _tickets: Tickets
+    _post: PostEvent
+    _keep: Callable[[int, list[Named]], None] = lambda _fragment, _merged: None
+    """Keeper of what was merged, and of partial merges, for audits."""
+    _repair: Callable[[SignedVersion], Awaitable[Correction | None]] | None = None
+    """Finder of what makes a false version good; None: nothing is."""
 
     async def examine(self) -> None:
         """See whether this machine makes the merges and outer steps that all others make: else its versions
@@ -512,29 +500,22 @@ class Merging:
         return self._compute.run(self._compute.vault.drop_spare, effect.fragment)
 
 
+@dataclass
 class Committing:
     """Committing of new versions: carries out `CommitVersion`, for vault, log of updates, disk and
     learner."""
 
-    def __init__(
-        self,
-        me: str,
-        compute: Compute,
-        tickets: Tickets,
-        log: UpdateLog,
-        durable: Durable,
-        learner: LearnerLink,
-        keeper: HistoryKeeper | None = None,
-    ) -> None:
-        """`me`: our peer id; our own versions' updates are on the disk already. `keeper`: of the run's
-        history."""
-        self._me = me
-        self._compute = compute
-        self._tickets = tickets
-        self._log = log
-        self._durable = durable
-        self._learner = learner
-        self._keeper = keeper
+    _me: str
+    """Our peer id; our own versions' updates are on the disk already."""
+    _compute: Compute
+    _tickets: Tickets
+    _log: UpdateLog
+    _durable: Durable
+    _learner: LearnerLink
+    _keeper: HistoryKeeper | None = None
+    """Keeper of the run's history."""
+
+    def __post_init__(self) -> None:
         self.done = asyncio.Event()
         """Event that is set with every version that the vault has taken in. Who waits looks, clears it,
         and waits."""

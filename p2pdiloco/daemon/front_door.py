@@ -7,7 +7,6 @@ run's gate comes first: of those that it does not admit nothing else is decoded,
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
@@ -34,6 +33,7 @@ from p2pdiloco.daemon.run_files.shared_files import (
 from p2pdiloco.daemon.wire import KEEPS_NONE, AdmissionQuery, CreditsQuery, PullHistory, refuse
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import PullSource, PushSink, Refusal
+from p2pdiloco.util import loop_s
 
 if TYPE_CHECKING:
     from p2pdiloco.daemon.admission import Gate
@@ -50,10 +50,9 @@ class FrontDoor:
     def __init__(self, dial_back: DialBack | None = None, now: Callable[[], float] = time.monotonic) -> None:
         """`dial_back`: answers whoever asks whether we can dial it; None: such questions are refused."""
         self._runs: dict[str, tuple[PublishedRun, bytes]] = {}
-        self._initial: dict[str, Path] = {}
-        self._giving = Giving(now)
-        self._tokenizers: dict[str, Path] = {}
-        self._giving_tokenizers = Giving(now)
+        self._files: dict[tuple[type, str], Path] = {}
+        """Files of the runs, by what asks for them and run."""
+        self._giving = {kind: Giving(now) for kind in (wire.PullInitial, wire.PullTokenizer)}
         self._member: Transfers | None = None
         self._gate: Gate | None = None
         self._history: HistoryDoor | None = None
@@ -91,9 +90,9 @@ class FrontDoor:
         """List and serve a run's manifest, and what of it is kept there: a given version 0, a tokenizer."""
         self._runs[run.id] = (run, encode_manifest(run))
         if data_dir is not None and run.manifest.run.initial:
-            self._initial[run.id] = kept_initial(data_dir, run.id)
+            self._files[wire.PullInitial, run.id] = kept_initial(data_dir, run.id)
         if data_dir is not None and run.manifest.data.tokenizer != BYTES:
-            self._tokenizers[run.id] = kept_tokenizer(data_dir, run.id)
+            self._files[wire.PullTokenizer, run.id] = kept_tokenizer(data_dir, run.id)
 
     def published(self) -> list[PublishedRun]:
         """List the runs that are served, with their manifests."""
@@ -130,14 +129,11 @@ class FrontDoor:
             if self._gate is None:
                 raise RemoteError(Unheard.NOT_READY.value)
             return wire.encode(self._gate.answer(sender, query))
-        self._check_not_banned(sender)
+        if self._gate is not None:
+            self._gate.check_not_banned(sender)
         if isinstance(query, wire.ReachQuery):
             return await self._dial_back(sender, query)
         return self._answer(sender, query)
-
-    def _check_not_banned(self, sender: str) -> None:
-        if self._gate is not None:
-            self._gate.check_not_banned(sender)
 
     def _decode(self, sender: str, data: bytes, anybodys: Any, members: Any) -> Any:
         """Decode a header: of whoever is not admitted only one of `anybodys`. Raises: RemoteError."""
@@ -168,20 +164,8 @@ class FrontDoor:
             return self.probes.give(sender, pull)
         if isinstance(pull, wire.PullManifest):
             return self._manifest(sender, pull.run)
-        if isinstance(pull, wire.PullInitial):
-            file = self._initial.get(pull.run)
-            if file is None:
-                return refuse(PullRefusal.UNKNOWN_RUN)
-            return self._giving.serve(
-                sender, partial(version_0_from, file, pull.offset, pull.whole), not self.is_member(sender)
-            )
-        if isinstance(pull, wire.PullTokenizer):
-            file = self._tokenizers.get(pull.run)
-            if file is None:
-                return refuse(PullRefusal.UNKNOWN_RUN)
-            return self._giving_tokenizers.serve(
-                sender, partial(tokenizer_from, file), not self.is_member(sender)
-            )
+        if isinstance(pull, wire.PullInitial | wire.PullTokenizer):
+            return self._file(sender, pull)
         if self._member is None:
             return refuse(PullRefusal.NOT_READY)
         if isinstance(pull, PullHistory):
@@ -189,6 +173,15 @@ class FrontDoor:
                 return refuse(PullRefusal.NOT_HERE)
             return await self._history.serve(sender, pull, not self.is_member(sender))
         return await self._member.on_pull(sender, pull)
+
+    def _file(self, sender: str, pull: wire.PullInitial | wire.PullTokenizer) -> PullSource | Refusal:
+        file = self._files.get((type(pull), pull.run))
+        if file is None:
+            return refuse(PullRefusal.UNKNOWN_RUN)
+        read = partial(tokenizer_from, file)
+        if isinstance(pull, wire.PullInitial):
+            read = partial(version_0_from, file, pull.offset, pull.whole)
+        return self._giving[type(pull)].serve(sender, read, not self.is_member(sender))
 
     def _manifest(self, sender: str, run: str) -> PullSource | Refusal:
         found = self._runs.get(run)
@@ -227,4 +220,4 @@ class FrontDoor:
             return wire.encode(self._history.answer(query))
         if isinstance(query, wire.StandsQuery):
             return wire.encode(self._reporter.stands())
-        return encode_status(self._reporter.status(asyncio.get_running_loop().time(), reader))
+        return encode_status(self._reporter.status(loop_s(), reader))

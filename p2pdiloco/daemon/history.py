@@ -12,10 +12,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.versions import SignedVersion
@@ -42,7 +43,7 @@ from p2pdiloco.daemon.run_files.shared_files import check_given
 from p2pdiloco.daemon.wire import KEEPS_NONE, MAX_ROWS, CreditLine, CreditsAnswer, CreditsQuery, PullHistory
 from p2pdiloco.errors import RemoteError, StorageError, TransportError
 from p2pdiloco.ports import PullSource, Refusal, Transport
-from p2pdiloco.util import Action, Now
+from p2pdiloco.util import Action, Now, T, loop_s
 
 logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
@@ -52,7 +53,6 @@ AGAIN_S, LONGEST_AGAIN_S = 5.0, 1800.0
 """Time after which others are asked again for what is missing, the first time and at most."""
 COMPLAIN_EVERY_S = 300.0
 EMPTY = Credits((), 1, 0, 0, 0)
-T = TypeVar("T")
 Pull = Callable[[str, PullHistory], Awaitable[list[HistoryRecord]]]
 """Function that asks a peer for a page, which is checked. Raises: RemoteError, TransportError."""
 
@@ -158,16 +158,16 @@ class HistoryKeeper:
         """Count anew what does not follow, ask others for what is missing, and add up, for ever."""
         again_s, asked_at_s = AGAIN_S, -LONGEST_AGAIN_S
         while True:
-            now = self._loop.time()
+            now = loop_s()
             due = self._incomplete and now >= asked_at_s + again_s
             if self._stale or due:
                 again_s = AGAIN_S if self._stale else min(2 * again_s, LONGEST_AGAIN_S)
                 asked_at_s = now
                 await self._mend(filling())
             self._changed.clear()
-            began_s = self._loop.time()
+            began_s = loop_s()
             await self._add_up()
-            await asyncio.sleep(max(LOOK_EVERY_S, REST * (self._loop.time() - began_s)))
+            await asyncio.sleep(max(LOOK_EVERY_S, REST * (loop_s() - began_s)))
             if not self._stale and not self._incomplete:
                 await self._changed.wait()
 
@@ -320,8 +320,6 @@ class Filling:
         self._peers = list(peers)
         self.refusals: dict[str, str] = {}
         """Reasons for which peers were not asked any more."""
-        self.fetched = 0
-        """Number of records that came."""
 
     async def fill(self, into: FetchedInto, fragment: int, tip: HeadRef) -> int:
         """Fetch what is missing of the line that ends in `tip`. Returns the oldest version that is there."""
@@ -335,7 +333,6 @@ class Filling:
             if not records:
                 return line.first
             await into.add(records)
-            self.fetched += len(records)
 
     async def _page(self, peers: list[str], asked: PullHistory) -> list[HistoryRecord]:
         """Ask one peer after the other, who stays first if it gives; who does not is left out for now.
@@ -374,6 +371,7 @@ Log = Callable[[int], Sequence[SignedVersion]]
 """Function that lists the newest versions of a fragment of our chain, oldest first."""
 
 
+@dataclass
 class HistoryDoor:
     """Giver of a run's history and credits to anybody who asks, within bounds.
 
@@ -381,10 +379,14 @@ class HistoryDoor:
     with them, and of a run that nobody keeps something can be told.
     """
 
-    def __init__(self, run: str, log: Log, keeper: HistoryKeeper | None, now: Now = time.monotonic) -> None:
-        """`keeper`: None: this node keeps no history."""
-        self._run, self._log, self._keeper = run, log, keeper
-        self._budget = Budget(Enough.HISTORIES, HISTORY_BYTES, HISTORY_S, now)
+    _run: str
+    _log: Log
+    _keeper: HistoryKeeper | None
+    """Keeper of this node; None: it keeps no history."""
+    _now: Now = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._budget = Budget(Enough.HISTORIES, HISTORY_BYTES, HISTORY_S, self._now)
         self._to: set[str] = set()
 
     def answer(self, query: CreditsQuery) -> CreditsAnswer:
@@ -402,17 +404,14 @@ class HistoryDoor:
         if sender in self._to or len(self._to) >= MAX_GIVEN:
             return wire.refuse(PullRefusal.BUSY)
         self._to.add(sender)
-        try:
+        with ExitStack() as served:
+            served.callback(self._to.discard, sender)
             page = await self._page(pull.fragment, HeadRef(pull.number, pull.digest))
-        except BaseException:
-            self._to.discard(sender)
-            raise
-        if limited:
-            self._budget.take(sender, max(LEAST_BYTES, len(page)))
-        if not page:
-            self._to.discard(sender)
-            return wire.refuse(PullRefusal.NOT_HERE)
-        return PullSource(b"", (page,), partial(self._to.discard, sender))
+            if limited:
+                self._budget.take(sender, max(LEAST_BYTES, len(page)))
+            if not page:
+                return wire.refuse(PullRefusal.NOT_HERE)
+            return PullSource(b"", (page,), served.pop_all().close)
 
     async def _page(self, fragment: int, tip: HeadRef) -> bytes:
         log, page = self._log(fragment), b""
@@ -424,14 +423,11 @@ class HistoryDoor:
 
 def from_log(log: Sequence[SignedVersion], tip: HeadRef) -> Iterator[HistoryRecord]:
     """Find that version and those before it, as far as they are among the newest ones; version 0 is not."""
-    by_number = {version.header.number: version for version in log}
-    number, digest = tip.number, tip.digest
-    while number > 0:
-        version = by_number.get(number)
-        if version is None or version.header.digest() != digest:
-            return
-        yield HistoryRecord(0, version)
-        number, digest = number - 1, version.header.parent
+    for version in reversed(log):
+        header = version.header
+        if header.number == tip.number > 0 and header.digest() == tip.digest:
+            yield HistoryRecord(0, version)
+            tip = HeadRef(header.number - 1, header.parent)
 
 
 EVERY_S = 60.0

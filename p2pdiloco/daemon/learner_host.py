@@ -18,7 +18,7 @@ import struct
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Literal, cast
@@ -46,7 +46,7 @@ from p2pdiloco.learner.channel import (
 )
 from p2pdiloco.learner.lifeline import EXIT_DATA, EXIT_RANK_KILLED, EXIT_TOO_LARGE, memory_kills
 from p2pdiloco.tensors.layout import Exchange, FragmentLayout
-from p2pdiloco.util import Frozen, clear_folder_at
+from p2pdiloco.util import Frozen, clear_folder_at, listening_socket
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class LearnerHost:
             return None
         self.send(Stop(save_path=save_path))
         if not (await asyncio.wait({exit_task}, timeout=timeout_s))[0]:
-            self._signal(signal.SIGKILL)
+            self.kill()
         return await asyncio.shield(exit_task)
 
     async def left_alone(self, for_s: float) -> None:
@@ -464,13 +464,7 @@ class GuestHost(LearnerHost):
         Returns as `LearnerHost.stop`.
         """
         self._start = None
-        exit_task = self._exit
-        if self._link is None or exit_task is None:
-            return None
-        self.send(Stop(save_path=save_path))
-        if not (await asyncio.wait({exit_task}, timeout=timeout_s))[0]:
-            self.kill()
-        return await asyncio.shield(exit_task)
+        return await super().stop(save_path, timeout_s)
 
     async def left_alone(self, for_s: float) -> None:
         """Wait until no program has been connected for so long."""
@@ -556,12 +550,7 @@ def _bound(path: Path) -> socket.socket:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_room(path)
-        with ExitStack() as undo:
-            listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            listener.bind(str(path))
-            path.chmod(0o600)
-            undo.pop_all()
-            return listener
+        return listening_socket(path)
     except OSError as error:
         raise UserError(f"cannot listen for a learner at {path}: {error}") from error
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from p2pdiloco.core.api import events as ev
@@ -30,27 +31,25 @@ STEP_AT_MOST_S = 60.0
 """Longest inner step whose end a leaving node waits for."""
 
 
+@dataclass
 class LearnerLink:
     """Link to the learner: starts, feeds and restarts it, and translates its events for the core."""
 
-    def __init__(
-        self,
-        make_host: MakeHost,
-        compute: Compute,
-        tickets: Tickets,
-        state_path: Path,
-        post: PostEvent,
-        tell: OnEvent,
-        spawn: Callable[..., asyncio.Task[None]],
-        swarm: Shared,
-    ) -> None:
-        """`tell`: who else hears what the learner says. `state_path`: file of the learner's state."""
-        self._host = make_host(self._on_event)
-        self._compute, self._tickets = compute, tickets
-        self._learner_count = LearnerCount(swarm)
-        self._slots = [Slot() for _ in compute.vault.layouts]
-        self._state_path = state_path
-        self._post, self._tell, self._spawn = post, tell, spawn
+    _make_host: MakeHost
+    _compute: Compute
+    _tickets: Tickets
+    _state_path: Path
+    """File of the learner's state."""
+    _post: PostEvent
+    _tell: OnEvent
+    """Function that hears what the learner says, too."""
+    _spawn: Callable[..., asyncio.Task[None]]
+    _swarm: Shared
+
+    def __post_init__(self) -> None:
+        self._host = self._make_host(self._on_event)
+        self._learner_count = LearnerCount(self._swarm)
+        self._slots = [Slot() for _ in self._compute.vault.layouts]
         self._life = 0
         """Number of learner processes: what was started for an earlier one is dropped."""
         self._ready = self._gives_up = self._appraises = False
@@ -105,8 +104,9 @@ class LearnerLink:
             self._host.send(ch.ShareData(self._share))
         for fragment, base in enumerate(bases):
             self._post(ev.LearnerApplied(fragment, base.number, 0))
-        for fragment, base in enumerate(bases):
-            self._catch_up(fragment, base.number)
+        for fragment, base in enumerate(bases):  # versions committed between reading the vault and its start
+            if self._compute.vault.version(fragment) != base.number:
+                self._slots[fragment].lags()
 
     async def _use_up(self) -> bool:
         """Use up what an earlier life left: no later learner takes it up. False: it could not be."""
@@ -130,15 +130,14 @@ class LearnerLink:
     async def stop(self, timeout_s: float) -> bool:
         """Save and end the learner, in that time and `listens_in_s`. True: what it had at its end, not
         earlier, is on the disk, and nothing of it is in a version already."""
-        loop = asyncio.get_running_loop()
         step_s = self.listens_in_s
-        ends_s = loop.time() + timeout_s + step_s
+        ends_s = loop_s() + timeout_s + step_s
         if self._ready:
             self._host.send(ch.StopStepping())
         told = await self._told_everything(timeout_s / 2 + step_s)
         self._stopping = True
         saves = self._ready and await self._use_up() and self._ready
-        left_s = ends_s - loop.time()
+        left_s = ends_s - loop_s()
         if saves:
             await self._host.stop(self._state_path, left_s)
         else:
@@ -237,11 +236,6 @@ class LearnerLink:
             self._slots[fragment].told()
             if self._slots[fragment].wanted:
                 self._copy_out(fragment)
-
-    def _catch_up(self, fragment: int, base_number: int) -> None:
-        """Let the learner catch up with versions committed between reading the vault and its start."""
-        if self._compute.vault.version(fragment) != base_number:
-            self._slots[fragment].lags()
 
     # --- from the learner ----------------------------------------------------------------------------
 
@@ -498,16 +492,19 @@ class Slot:
         return "overwrite" in (self.installing, self.next)
 
 
+@dataclass
 class Questions:
     """Questions to the learner of one node: one for the held-out loss at a time, and one about each file.
 
     It answers between two inner steps. Whoever waits is told if it ends first.
     """
 
-    def __init__(self, ask: Callable[[ch.Command], bool], appraises: Callable[[], bool]) -> None:
-        """`ask`: posts a question; False: there is nobody to take it. `appraises`: tells whether a learner is
-        here that can measure contributions."""
-        self._ask, self._appraises = ask, appraises
+    _ask: Callable[[ch.Command], bool]
+    """Function that posts a question; False: there is nobody to take it."""
+    _appraises: Callable[[], bool]
+    """Function that tells whether a learner is here that can measure contributions."""
+
+    def __post_init__(self) -> None:
         self._waits: dict[Path | None, asyncio.Future[ch.LearnerEvent | None]] = {}
         """Waits for answers, by the question's file; None: for the held-out loss."""
 

@@ -69,7 +69,7 @@ from p2pdiloco.daemon.payloads import (
     UpdateLog,
     check_budget,
 )
-from p2pdiloco.daemon.report import Report, Traffic
+from p2pdiloco.daemon.report import Report
 from p2pdiloco.daemon.run_files.footprint import (
     DAEMON_BYTES,
     LEARNER_BYTES,
@@ -329,7 +329,6 @@ class Member:
         self.checkpoints = Checkpoints(held.compute, held.store, held.disk_io, log_versions, self.diary)
         self.link_teller = LinkTeller(self.link_watch, self.core.shared, link, self.diary, self.post.put)
         self.course = RunCourse(run.manifest, self.core, self._amendments, link.follow, self._on_course)
-        traffic = Traffic(self.outbound, self.transfers, self.peer.transport, held.memory, self.sharing)
         self.report: Report = Report(
             run,
             self.core,
@@ -337,8 +336,12 @@ class Member:
             link,
             self.learner_diary,
             self.course,
-            traffic,
             self.link_watch,
+            self.outbound,
+            self.transfers,
+            self.peer.transport,
+            held.memory,
+            self.sharing,
         )
 
     def _amendments(self) -> tuple[Amendment, ...]:
@@ -380,7 +383,7 @@ class Life:
         waiting.cancel()
         if member.background.broken.done():
             member.background.broken.result()
-        member.course.look(self._loop.time())
+        member.course.look(loop_s())
         await member.learner_link.start(Resume(member.holdings.store.folder, member.core))
         member.report.enter("training")
         member.diary.write("join", "training")
@@ -462,7 +465,7 @@ class Life:
     async def _say_waiting(self) -> None:
         member = self._member
         for second in itertools.count():
-            now = self._loop.time()
+            now = loop_s()
             members = member.core.shared.view.members(now)
             if members and member.report.state == "waiting":
                 member.report.enter("catching up")
@@ -521,7 +524,7 @@ class Life:
         member = self._member
         committed, course = member.committing.done, member.course
         while True:
-            now = self._loop.time()
+            now = loop_s()
             course.look(now)
             self._look_back()
             if member.report.state != "leaving":

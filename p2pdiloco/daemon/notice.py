@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, structs
 
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.config.values import check_peer_address
@@ -35,7 +35,7 @@ from p2pdiloco.core.api.papers import (
 from p2pdiloco.core.api.types import PeerId, RunId, Signature, Verify, Vouch, Wire
 from p2pdiloco.errors import ConfigError, RemoteError, UserError
 from p2pdiloco.identity import Identity, peer_of, public_of, verify
-from p2pdiloco.util import read_note
+from p2pdiloco.util import Frozen, T, read_note
 
 logger = logging.getLogger(__name__)
 
@@ -170,10 +170,9 @@ Peers = Annotated[
     Meta(max_length=MAX_PEERS),
 ]
 """Public keys of peers to dial, with their addresses without `/p2p/ID`."""
-T = TypeVar("T")
 
 
-class LinkFormat(Struct, frozen=True):
+class LinkFormat(Frozen):
     """Format of a link or an invite: a structure as text, in one word that survives copying.
 
         <prefix><base32 of msgpack and 5 bytes of its SHA-256, small letters, no padding>
@@ -282,7 +281,7 @@ class _PackedInvite(Wire, frozen=True):
     peers: Peers
 
 
-class Invite(Struct, frozen=True):
+class Invite(Frozen):
     """Invite to a run. Secret: whoever has it can join."""
 
     grant: Grant

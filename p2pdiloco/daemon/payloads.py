@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ from p2pdiloco.tensors.layout import Exchange, FragmentLayout, scatter
 from p2pdiloco.tensors.merge import Payload, memory_bytes
 from p2pdiloco.tensors.outer_update import Encoded, Pin
 from p2pdiloco.tensors.vault import Vault
-from p2pdiloco.util import Action
+from p2pdiloco.util import Action, T, loop_s
 
 logger = logging.getLogger(__name__)
 
@@ -403,20 +403,23 @@ SYNC_EVERY_S = 10.0
 safe from a crash of ours: that is 10 s more, for the disk to do it in."""
 
 
+@dataclass
 class Durable:
     """Writer of the core's records, votes and outer updates, in the thread for the disk.
 
     A full disk is told to the person now and then, not at every try.
     """
 
-    def __init__(self, store: RunStore, tickets: Tickets, io: Executor, durable_s: float) -> None:
-        """`io`: the thread for the disk. `durable_s`: see `core.api.config.Timing`."""
-        self._store = store
-        self._tickets = tickets
-        self._io = io
+    _store: RunStore
+    _tickets: Tickets
+    _io: Executor
+    """Thread for the disk."""
+    _safe_s: float
+    """Time after which others count an update as safe here (`durable_s` of `core.api.config.Timing`)."""
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._complaint, self._complain_again_s = "", 0.0
-        self._safe_s = durable_s
         self.synced = self.syncs_failed = 0
         """Numbers of updates that were synced after they were written, and of syncs that failed."""
 
@@ -455,12 +458,12 @@ class Durable:
 
     async def sync_regularly(self) -> None:
         """Make durable, every `SYNC_EVERY_S`, what `keep` has written since, for ever."""
-        began_s = self._loop.time()
+        began_s = loop_s()
         while True:
-            await asyncio.sleep(began_s + SYNC_EVERY_S - self._loop.time())
-            before_s, began_s = began_s, self._loop.time()
+            await asyncio.sleep(began_s + SYNC_EVERY_S - loop_s())
+            before_s, began_s = began_s, loop_s()
             await self.sync()
-            if (took_s := self._loop.time() - before_s) > self._safe_s:
+            if (took_s := loop_s() - before_s) > self._safe_s:
                 self._complain(
                     f"a power cut would take versions that others count on: a sync took {took_s:.0f} s"
                 )
@@ -482,15 +485,13 @@ class Durable:
 
     def _complain(self, text: str) -> None:
         """Tell the person, but not every time that a full disk is tried again, for whichever file."""
-        now, reason = self._loop.time(), text.rpartition(": ")[2]
+        now, reason = loop_s(), text.rpartition(": ")[2]
         if reason != self._complaint or now >= self._complain_again_s:
             logger.error("%s", text)
             self._complaint, self._complain_again_s = reason, now + COMPLAIN_EVERY_S
 
 
-T = TypeVar("T")
-
-
+@dataclass
 class Compute:
     """Tensors thread: the only one that reads and writes Theta, momentum and the exchange buffers.
 
@@ -499,11 +500,11 @@ class Compute:
     gets the result back. Methods without `async` are jobs to be run in that thread, as the vault's own are.
     """
 
-    def __init__(self, vault: Vault, exchange: Exchange | None) -> None:
-        """`exchange`: memory shared with the learner; None: there is no learner, and states are copied
-        only."""
-        self.vault = vault
-        self._given = exchange
+    vault: Vault
+    _given: Exchange | None
+    """Memory shared with the learner; None: there is no learner, and states are copied only."""
+
+    def __post_init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "tensors")
         self._committed: dict[int, tuple[SignedVersion, tuple[Watermark, ...]]] = {}
 

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import uvloop
 from msgspec.structs import replace
@@ -40,9 +40,8 @@ from p2pdiloco.daemon.run_files.known_runs import PublishedRun, WaysIn, link_of,
 from p2pdiloco.errors import ConfigError, InvariantViolation, UserError, clean
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import TransportHandlers
-from p2pdiloco.util import Values, loop_s
+from p2pdiloco.util import T, Values, loop_s
 
-T = TypeVar("T")
 logger = logging.getLogger("p2pdiloco")
 HURRIED, BROKEN = 130, 70
 

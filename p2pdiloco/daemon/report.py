@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,49 +54,12 @@ from p2pdiloco.daemon.wire import MAX_BEARERS
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.ports import Transport
+from p2pdiloco.util import loop_s
 
 NEVER_S = 1e9
 """Silence of a peer that was never heard is longer."""
 MOST_COMPARED = 64
 """Fragments of which heads are compared, for a report: each is a step for each of its rows of peers."""
-
-
-@dataclass
-class Traffic:
-    """Traffic of a node: bytes that it moved, and what peers did wrong before the core heard of it."""
-
-    _outbound: Outbound
-    _transfers: Transfers
-    _transport: Transport
-    _memory: Memory
-    _sharing: Sharing
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of messages and payloads that were sent."""
-        return self._outbound.bytes_sent + self._transfers.bytes_out
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes of payloads that were received."""
-        return self._transfers.bytes_in
-
-    def copied(self, fragment: int, size_bytes: int) -> float:
-        """Part of a fragment's state that is here, while it is copied, 0 to 1."""
-        return min(1.0, self._transfers.copying.here_bytes(fragment) / max(1, size_bytes))
-
-    def bulk(self) -> dict[str, int]:
-        """Count what became of bulk transfers."""
-        return self._transfers.counters()
-
-    def refusals(self) -> Counter[str]:
-        """Count refusals by reason."""
-        counts = Counter(self._transport.refusals)
-        if self._memory.refused:
-            counts[OUT_OF_BUDGET] = self._memory.refused
-        if self._sharing.failures:
-            counts[NOT_TOLD] = self._sharing.failures
-        return counts
 
 
 @dataclass
@@ -110,8 +72,12 @@ class Report:
     _learner: LearnerLink
     _learner_diary: LearnerDiary
     _course: RunCourse
-    _traffic: Traffic
     _link_watch: LinkWatch
+    _outbound: Outbound
+    _transfers: Transfers
+    _transport: Transport
+    _memory: Memory
+    _sharing: Sharing
 
     def __post_init__(self) -> None:
         self._measurements = self._learner_diary.measurements
@@ -137,7 +103,7 @@ class Report:
         status, newest = self._learner.status, self._measurements.newest
         fragments, peers = self._fragment_rows(now), self._peer_rows(now)
         members = (self._own_row(fragments), *peers[:MAX_PEER_ROWS])
-        refusals = self._diary.refusals + self._traffic.refusals()
+        refusals = self._refusals()
         timeline = self._diary.timeline
         return NodeSnapshot(
             run_name=self._run.name,
@@ -158,7 +124,7 @@ class Report:
             doubt=self._doubt(now)[:240],
             link=self._link_watch.words[:240],
             data=_data_row(status) if status else None,
-            bulk=self._traffic.bulk(),
+            bulk=self._transfers.counters(),
             course=self._course.row(now),
             start=self._core.grounds,
             rest=self._owner.pause_row() if self._owner is not None else None,
@@ -173,9 +139,18 @@ class Report:
             learner_age_s=self._learner_diary.age_s(),
             step_time_s=status.step_time_s if status else None,
             copied_share=self._copied_share(),
-            bytes_sent=self._traffic.sent_bytes,
-            bytes_received=self._traffic.received_bytes,
+            bytes_sent=self._outbound.bytes_sent + self._transfers.bytes_out,
+            bytes_received=self._transfers.bytes_in,
         )
+
+    def _refusals(self) -> Counter[str]:
+        """Count what peers did wrong, by reason, also before the core heard of it."""
+        counts = self._diary.refusals + Counter(self._transport.refusals)
+        if self._memory.refused:
+            counts[OUT_OF_BUDGET] += self._memory.refused
+        if self._sharing.failures:
+            counts[NOT_TOLD] += self._sharing.failures
+        return counts
 
     def _doubt(self, now: float) -> str:
         words = [f"a state was taken untried: {self._core.untried}"] if self._core.untried else []
@@ -234,7 +209,7 @@ class Report:
     def _seat_line(self, peer: str, seat: Seat) -> wire.SeatLine:
         if peer == self._diary.me:
             return wire.SeatLine(peer, self._diary.name, seat, 0)
-        silence_s = self._core.shared.view.silence_s(peer, asyncio.get_running_loop().time())
+        silence_s = self._core.shared.view.silence_s(peer, loop_s())
         heard = None if silence_s > NEVER_S else int(silence_s)
         return wire.SeatLine(peer, self._diary.names.get(peer, ""), seat, heard)
 
@@ -264,15 +239,15 @@ class Report:
 
     def _copied_share(self) -> float | None:
         """Part of the state that is here, if some of it is being copied."""
-        sizes = [layout.numel for layout in self._run.layouts]
+        sizes, copying = [layout.numel for layout in self._run.layouts], self._transfers.copying
         copied = {
-            fragment.index: self._traffic.copied(fragment.index, STATE_BYTES * sizes[fragment.index])
+            fragment.index: copying.here_bytes(fragment.index) / max(1, STATE_BYTES * sizes[fragment.index])
             for fragment in self._core.fragments
             if fragment.follower.state is FollowState.COPYING
         }
         if not copied:
             return None
-        return sum(copied.get(index, 1.0) * numel for index, numel in enumerate(sizes)) / sum(sizes)
+        return sum(min(1.0, copied.get(index, 1.0)) * numel for index, numel in enumerate(sizes)) / sum(sizes)
 
     def _fragment_rows(self, now: float) -> tuple[FragmentRow, ...]:
         return tuple(self._fragment_row(fragment, now) for fragment in self._core.fragments)

@@ -12,6 +12,7 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,19 @@ ANSWER_S = 900.0
 """Longest wait for the program: it reads the data first."""
 
 
+@dataclass
 class Trying:
     """Trying of others' states beside ours, on this node's held-out data. The core asks for one at a time."""
 
-    def __init__(
-        self, compute: Compute, folder: Path, manifest: Manifest, options: ch.LearnerOptions, log: Path
-    ) -> None:
-        """`folder`: of the run's data, where the program finds the file."""
-        self._compute, self._manifest, self._options, self._log = compute, manifest, options, log
-        self._path = folder / FILE
+    _compute: Compute
+    _folder: Path
+    """Folder of the run's data, where the program finds the file."""
+    _manifest: Manifest
+    _options: ch.LearnerOptions
+    _log: Path
+
+    def __post_init__(self) -> None:
+        self._path = self._folder / FILE
         self._best: float | None = None
         """Lowest loss of ours that was measured in this life."""
         self._remove()  # of a node that was killed meanwhile

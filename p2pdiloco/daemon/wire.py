@@ -8,7 +8,7 @@ Listed in docs/reference/wire.md, section 2.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar, dataclass_transform
+from typing import Annotated, dataclass_transform
 
 from msgspec import Meta, field, msgpack
 
@@ -39,7 +39,7 @@ from p2pdiloco.daemon.notice import Notice
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner.channel import MAX_EPOCH, MAX_SHARDS
 from p2pdiloco.ports import Refusal
-from p2pdiloco.util import DAMAGE
+from p2pdiloco.util import DAMAGE, T
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -471,7 +471,6 @@ class Stands(Tagged):
 
 
 Query = RunsQuery | StatusQuery | NameQuery | StandsQuery | ReachQuery | AdmissionQuery | CreditsQuery
-T = TypeVar("T")
 _encoder = msgpack.Encoder()
 
 

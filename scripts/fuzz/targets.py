@@ -144,7 +144,7 @@ class _Sink:
         """End."""
         return b"done"
 
-    def abort(self, reason: str) -> None:
+    def abort(self) -> None:
         """Give up."""
 
 

@@ -85,28 +85,25 @@ class _Fetched:
             yield each
 
 
+@dataclass
 class Auditing:
     """Auditing: carries out `Audit`, one after the other."""
 
-    def __init__(
-        self,
-        chain: ChainView,
-        transport: Transport,
-        compute: Compute,
-        merged: MergedPayloads,
-        true_updates: TrueUpdates,
-        memory: Memory,
-        spool: Spool | None,
-    ) -> None:
-        """`spool`: place for what finds none in memory; None: an audit of so much does without."""
-        self._chain, self._transport, self._compute = chain, transport, compute
-        self._merged, self._memory, self._spool = merged, memory, spool
-        self._true_updates = true_updates
+    _chain: ChainView
+    _transport: Transport
+    _compute: Compute
+    _merged: MergedPayloads
+    _true_updates: TrueUpdates
+    _memory: Memory
+    _spool: Spool | None
+    """Place for what finds none in memory; None: an audit of so much does without."""
+
+    def __post_init__(self) -> None:
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._complained = False
         self._held_bytes = 0
-        self._asking = Asking(chain, transport, memory, self._is_sound)
+        self._asking = Asking(self._chain, self._transport, self._memory, self._is_sound)
 
     @property
     def held_bytes(self) -> int:
@@ -468,7 +465,7 @@ class MergedPayloads:
 
     def _forget_old(self) -> None:
         loop = asyncio.get_running_loop()
-        for key in [key for key, kept in self._kept.items() if kept.until_s <= loop.time()]:
+        for key in [key for key, kept in self._kept.items() if kept.until_s <= loop_s()]:
             del self._kept[key]
         first = next(iter(self._kept.values()), None)
         self._timer = None if first is None else loop.call_at(first.until_s, self._forget_old)
@@ -484,20 +481,18 @@ BUSY_S, MOST_BUSY_S = 0.5, 4.0
 """Pause, as a mean, before peers are asked again of whom one was busy: it doubles up to the second."""
 
 
+@dataclass
 class Asking:
     """Asking peers for contributions and partial merges: whom, in which order, and once more where they
     are busy."""
 
-    def __init__(
-        self,
-        chain: ChainView,
-        transport: Transport,
-        memory: Memory,
-        is_sound: Callable[[Subject, Wanted, Payload], Awaitable[bool]],
-    ) -> None:
-        """`is_sound`: judges what came; raises Unsound where it is what was asked for, and can be none."""
-        self._chain, self._transport, self._memory = chain, transport, memory
-        self._is_sound = is_sound
+    _chain: ChainView
+    _transport: Transport
+    _memory: Memory
+    _is_sound: Callable[[Subject, Wanted, Payload], Awaitable[bool]]
+    """Judge of what came; raises Unsound where it is what was asked for, and can be none."""
+
+    def __post_init__(self) -> None:
         self.held_bytes = 0
         """Bytes of memory for second streams of the same payload."""
         self.bytes_in = 0
@@ -716,6 +711,7 @@ ANSWER_S = 600.0
 """Longest wait for the learner: it answers between two inner steps, when it is not compiling."""
 
 
+@dataclass
 class LossAuditing:
     """Loss auditing: carries out `LossAudit`, of which the core asks for one at a time.
 
@@ -723,22 +719,18 @@ class LossAuditing:
     that the version was made from, that contribution, and our own one.
     """
 
-    def __init__(
-        self,
-        chain: ChainView,
-        compute: Compute,
-        auditing: Auditing,
-        learner: Questions,
-        folder: Path,
-        manifest: Manifest,
-    ) -> None:
-        """`folder`: of the run's data, where the learner finds the file."""
-        self._chain, self._compute, self._auditing = chain, compute, auditing
-        self._learner, self._folder = learner, folder
+    _chain: ChainView
+    _compute: Compute
+    _auditing: Auditing
+    _learner: Questions
+    _folder: Path
+    """Folder of the run's data, where the learner finds the file."""
+    _manifest: Manifest
+
+    def __post_init__(self) -> None:
         self._count = 0
         """Number of audits so far. Each has a file of its own: a learner that answers late, or only now takes
         up what nobody waits for any more, neither reads nor answers what was asked after it."""
-        self._manifest = manifest
         self._remove()  # of a node that was killed meanwhile
 
     def _remove(self) -> None:

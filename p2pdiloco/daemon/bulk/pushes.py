@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
@@ -41,7 +42,7 @@ from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, S
 from p2pdiloco.ports import Buffer, PostEvent, PushSink, Refusal
 from p2pdiloco.tensors.codecs import Unsound
 from p2pdiloco.tensors.layout import FragmentLayout
-from p2pdiloco.tensors.merge import Payload, digest_of, partial_bytes
+from p2pdiloco.tensors.merge import Payload, digest_of, memory_bytes, partial_bytes
 from p2pdiloco.util import BoundedDict, Now
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Landing:
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory that it takes."""
-        return self.size if isinstance(self.payload, bytearray) else 0
+        return memory_bytes(self.payload)
 
     async def write(self, offset: int, chunk: memoryview) -> None:
         """Take a chunk. Raises: TransportError (the disk does not take it)."""
@@ -287,19 +288,20 @@ class PushesIn:
             vault.check_payload(label.fragment, payload, label.codec)
 
 
+@dataclass
 class _PushSink:
     """Sink of one accepted payload."""
 
-    def __init__(
-        self, pushes_in: PushesIn, sender: str, transfer: int, label: Label, landing: Landing
-    ) -> None:
-        self.payload_bytes = label.payload_bytes
-        self.offset = landing.have
-        self._pushes_in = pushes_in
-        self._key = (sender, label.payload_digest)
-        self._transfer = transfer
-        self._label = label
-        self._landing = landing
+    _pushes_in: PushesIn
+    _sender: str
+    _transfer: int
+    _label: Label
+    _landing: Landing
+
+    def __post_init__(self) -> None:
+        self.payload_bytes = self._label.payload_bytes
+        self.offset = self._landing.have
+        self._key = (self._sender, self._label.payload_digest)
 
     async def write(self, offset: int, chunk: memoryview) -> None:
         await self._landing.write(offset, chunk)
@@ -307,7 +309,7 @@ class _PushSink:
     async def finish(self) -> bytes:
         return await self._pushes_in.payload_arrived(self._transfer, self._label, self._landing)
 
-    def abort(self, reason: str) -> None:
+    def abort(self) -> None:
         self._pushes_in.payload_broken(self._transfer, self._key, self._landing)
 
 
@@ -359,26 +361,21 @@ class ChainView(Versions, Protocol):
         """Get a contribution of ours by its payload's digest; None: it is not, or no longer, to be had."""
 
 
+@dataclass
 class OwnChain:
     """View of a member's own chain: its core, and the updates that it keeps in memory and on the disk."""
 
-    def __init__(
-        self,
-        core: Core,
-        layouts: Sequence[FragmentLayout],
-        updates: UpdateLog,
-        store: RunStore,
-        io: Executor,
-        kept: KeptPayloads,
-    ) -> None:
-        """`io`: the thread for the disk; `kept`: payloads of our own contributions."""
-        self.run = core.shared.config.run
-        self._core = core
-        self._layouts = layouts
-        self._updates = updates
-        self._store = store
-        self._io = io
-        self._kept = kept
+    _core: Core
+    _layouts: Sequence[FragmentLayout]
+    _updates: UpdateLog
+    _store: RunStore
+    _io: Executor
+    """Thread for the disk."""
+    _kept: KeptPayloads
+    """Payloads of our own contributions."""
+
+    def __post_init__(self) -> None:
+        self.run = self._core.shared.config.run
 
     @property
     def may_serve(self) -> bool:
@@ -454,9 +451,6 @@ class Rates:
         """Return a peer's rate in bytes per second, or `unknown`."""
         rate, at_s = self._known.get(peer, (unknown, self._now()))
         return rate if self._now() - at_s <= FORGET_S else unknown
-
-    def __contains__(self, peer: str) -> bool:
-        return self.of(peer, -1.0) >= 0
 
 
 def failure_of(error: TransportError | RemoteError) -> FetchFailure:

@@ -30,7 +30,7 @@ from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import PullSource, Refusal, Transport
 from p2pdiloco.tensors.outer_update import Loan, Pin
-from p2pdiloco.util import Now
+from p2pdiloco.util import Now, cancelled
 
 MAX_HOLDERS = 4
 """Number of holders of one fragment's state that are asked at one time."""
@@ -158,10 +158,7 @@ class Copying:
                             asked.add(peer)
                             workers[self._help(copy, peer, effect)] = peer
         finally:
-            begun.cancel()
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(begun, *workers, return_exceptions=True)
+            await cancelled([begun, *workers])
         if not copy.complete:
             raise error
 
@@ -195,9 +192,7 @@ class Copying:
         self._streams[peer] += 1
 
     def _leave_place(self, peer: str) -> None:
-        self._streams[peer] -= 1
-        if not self._streams[peer]:
-            del self._streams[peer]
+        self._streams -= Counter([peer])
         self._freed.set()
 
     async def _work(self, copy: StateCopy, peer: str, effect: ev.FetchState) -> None:
@@ -268,8 +263,7 @@ class Copying:
             raise TransportError("cut") from None
         finally:
             if not pull.done():
-                pull.cancel()
-                await asyncio.gather(pull, return_exceptions=True)
+                await cancelled([pull])
             self.bytes_in += sink.received_bytes
             self.from_others_bytes += sink.received_bytes if peer != effect.peer else 0
             if sink.received_bytes:
@@ -437,15 +431,15 @@ LEASE_S = 20.0
 """Time for which a state stays pinned for a peer that does not read it."""
 
 
+@dataclass(eq=False)
 class _Lease:
     """State that is pinned for one peer."""
 
-    def __init__(self, peer: str, header: wire.StateHeader, pin: Pin) -> None:
-        self.peer = peer
-        self.header = header
-        self.pin = pin
-        self.streams = 0
-        self.last_s = 0.0
+    peer: str
+    header: wire.StateHeader
+    pin: Pin
+    streams: int = 0
+    last_s: float = 0.0
 
 
 @dataclass
@@ -585,6 +579,7 @@ MOST_S = 6.0
 """Longest wait for the share: a link is never as slow as that would be."""
 
 
+@dataclass
 class Courtesy:
     """Order on our uplink: states for newcomers stand back for contributions and updates.
 
@@ -596,10 +591,11 @@ class Courtesy:
     to whatever else uses the link.
     """
 
-    def __init__(self, uplink: LinkMeters, now: Now) -> None:
-        self._uplink = uplink
-        self._now = now
-        self._looked_s, self._looked_bytes = now(), 0
+    _uplink: LinkMeters
+    _now: Now
+
+    def __post_init__(self) -> None:
+        self._looked_s, self._looked_bytes = self._now(), 0
         self._rate = math.inf
         """Rate of everything that goes out, while something urgent does."""
         self._urgent: dict[int, float] = {}

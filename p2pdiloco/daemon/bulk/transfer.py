@@ -6,6 +6,7 @@ Pushed are contributions and partial merges. `daemon.bulk.pushes.PushesIn` takes
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec.structs import replace
@@ -34,45 +35,43 @@ logger = logging.getLogger(__name__)
 _FETCH_ERRORS = (TransportError, RemoteError)
 
 
+@dataclass
 class Transfers:
     """Bulk streams of one run, on the daemon's side."""
 
-    def __init__(
-        self,
-        chain: ChainView,
-        transport: Transport,
-        compute: Compute,
-        tickets: Tickets,
-        post: PostEvent,
-        meters: LinkMeters,
-        memory: Memory | None = None,
-        spool: Spool | None = None,
-    ) -> None:
-        """`spool`: see `PushesIn`."""
-        memory, now = memory or Memory(), loop_s
-        self._chain = chain
-        self._transport = transport
-        self._compute = compute
-        self._tickets = tickets
-        self._post = post
-        self._meters = meters
+    _chain: ChainView
+    _transport: Transport
+    _compute: Compute
+    _tickets: Tickets
+    _post: PostEvent
+    _meters: LinkMeters
+    _memory: Memory = field(default_factory=Memory)
+    _spool: Spool | None = None
+    """As of `PushesIn`."""
+
+    def __post_init__(self) -> None:
+        memory, spool, now = self._memory, self._spool, loop_s
         self._bytes_out = 0
         self.bytes_pushed = 0
         """Payload bytes of our own contributions and partial merges that were pushed."""
         self._checked_bytes = 0
         """Bytes of updates that have come and are being checked."""
-        self.courtesy = Courtesy(meters, now)
+        self.courtesy = Courtesy(self._meters, now)
         self._budgets = BulkBudgets(now)
-        self.pushes_in = PushesIn(chain.head, compute, tickets, post, memory, spool, now)
-        self.donating = Donating(compute, self.courtesy, now)
-        self.copying = Copying(chain, transport, compute, now)
-        self.fanout = Fanout(transport.peer_id, meters.uplink.given, now)
-        self.pulling = Pulling(chain, transport, memory, self.pushes_in, meters.downlink)
+        self.pushes_in = PushesIn(
+            self._chain.head, self._compute, self._tickets, self._post, memory, spool, now
+        )
+        self.donating = Donating(self._compute, self.courtesy, now)
+        self.copying = Copying(self._chain, self._transport, self._compute, now)
+        self.fanout = Fanout(self._transport.peer_id, self._meters.uplink.given, now)
+        self.pulling = Pulling(self._chain, self._transport, memory, self.pushes_in, self._meters.downlink)
         self.gathering = Gathering(self.pulling, now)
-        self.merged = MergedPayloads(tickets)
-        self.giving = GivingContributions(chain, self.merged, memory, self.courtesy)
-        self.true_updates = TrueUpdates(chain)
-        self.auditing = Auditing(chain, transport, compute, self.merged, self.true_updates, memory, spool)
+        self.merged = MergedPayloads(self._tickets)
+        self.giving = GivingContributions(self._chain, self.merged, memory, self.courtesy)
+        self.true_updates = TrueUpdates(self._chain)
+        self.auditing = Auditing(
+            self._chain, self._transport, self._compute, self.merged, self.true_updates, memory, spool
+        )
 
     @property
     def bytes_in(self) -> int:

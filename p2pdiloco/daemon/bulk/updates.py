@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -92,6 +92,7 @@ class LeftOut:
         return self._until.get(peer, -math.inf) > self._now()
 
 
+@dataclass
 class Gathering:
     """Fetching of updates from whoever has them, with a memory of who was fast and who did not deliver.
 
@@ -103,11 +104,12 @@ class Gathering:
     it is asked once more, for all of them.
     """
 
-    def __init__(self, pulling: Pulling, now: Now) -> None:
-        self._pulling = pulling
-        self._now = now
-        self._rates = Rates(now)
-        self._failed = LeftOut(now)
+    _pulling: Pulling
+    _now: Now
+
+    def __post_init__(self) -> None:
+        self._rates = Rates(self._now)
+        self._failed = LeftOut(self._now)
         self.from_others = 0
         """Number of updates of which nothing came from the holder that was asked first."""
 
@@ -237,19 +239,19 @@ def _all_of(fetch: Fetch) -> Fetch:
     return fetch
 
 
+@dataclass
 class Pulling:
     """Requests for updates, one peer at a time, and what is kept of those that were cut."""
 
-    def __init__(
-        self, chain: ChainView, transport: Transport, memory: Memory, pushes_in: PushesIn, downlink: Meter
-    ) -> None:
-        """`pushes_in`: what it keeps of others' cut streams makes room. `downlink`: meter that runs while
-        bytes come, not while we ask."""
-        self.chain = chain
-        self._transport = transport
-        self._memory = memory
-        self._pushes_in = pushes_in
-        self._downlink = downlink
+    chain: ChainView
+    _transport: Transport
+    _memory: Memory
+    _pushes_in: PushesIn
+    """Keeper of others' cut streams, which make room."""
+    _downlink: Meter
+    """Meter that runs while bytes come, not while we ask."""
+
+    def __post_init__(self) -> None:
         self.unfinished = UnfinishedUpdates(loop_s)
         self.bytes_in = 0
 
@@ -271,61 +273,43 @@ class Pulling:
         fragment, limit = request.fragment, self.chain.most_update_bytes(request.fragment)
         self.unfinished.forget_old()
         self._pushes_in.forget_old()
-        before = self.unfinished.take(fragment)  # what is reserved for the whole counts it from here on
+        left = before = self.unfinished.take(
+            fragment
+        )  # what is reserved for the whole counts it from here on
         if not self._memory.fits_fetch(limit):
             self.unfinished.forget_all()
             self._pushes_in.forget_all()
-        try:
-            with self._memory.fetching(limit):
-                taken, before = before, None
-                return await self._pull_rest(peer, request, limit, taken, watcher)
-        finally:
-            self.unfinished.keep(fragment, before)  # there was no room
-
-    async def _pull_rest(
-        self,
-        peer: str,
-        request: wire.PullUpdate,
-        limit: int,
-        before: Unfinished | None,
-        watcher: Arriving,
-    ) -> Fetch | wire.Elsewhere:
-        fragment = request.fragment
         if before is not None:
             request = replace(request, have_bytes=before.have_bytes, have=before.digest)
-        with ExitStack() as stack:
-            fetch = Fetch(
-                request, limit, before, watcher, lambda: stack.enter_context(self._downlink.moving())
-            )
-            refusal = await self._into(fetch, peer, request, before)
-        if refusal is not None:
-            self.unfinished.keep(fragment, before)
-            answer = wire.decode(refusal.answer, cast(Any, wire.Refused | wire.Elsewhere))
-            if isinstance(answer, wire.Elsewhere):
-                return answer
-            raise wire.PullRefused(answer.reason)
-        if fetch.complete:
-            self.unfinished.forget(fragment)
-        else:
-            self.unfinished.keep(fragment, fetch.unfinished)
-        return fetch
-
-    async def _into(
-        self, fetch: Fetch, peer: str, request: wire.PullUpdate, before: Unfinished | None
-    ) -> Refusal | None:
-        fragment = request.fragment
+        pause_s = NAMED_PAUSE_S if request.version else PAUSE_S
         try:
-            pause_s = NAMED_PAUSE_S if request.version else PAUSE_S
-            return await self._transport.pull_into(peer, wire.encode(request), fetch, pause_s)
-        except (TransportError, asyncio.CancelledError):
-            self.unfinished.keep(fragment, fetch.unfinished)
-            raise
-        except RemoteError:
-            if not fetch.received_bytes:  # busy, say: another holder may have the rest
-                self.unfinished.keep(fragment, before)
-            raise
+            with self._memory.fetching(limit), ExitStack() as stack:
+                fetch = Fetch(
+                    request, limit, before, watcher, lambda: stack.enter_context(self._downlink.moving())
+                )
+                try:
+                    refusal = await self._transport.pull_into(peer, wire.encode(request), fetch, pause_s)
+                    left = fetch.unfinished
+                    if refusal is None and fetch.complete:
+                        self.unfinished.forget(fragment)
+                        left = None
+                except (TransportError, asyncio.CancelledError):
+                    left = fetch.unfinished
+                    raise
+                except RemoteError:
+                    if fetch.received_bytes:  # else it was busy, say: another holder may have the rest
+                        left = None
+                    raise
+                finally:
+                    self.bytes_in += fetch.received_bytes
         finally:
-            self.bytes_in += fetch.received_bytes
+            self.unfinished.keep(fragment, left)
+        if refusal is None:
+            return fetch
+        answer = wire.decode(refusal.answer, cast(Any, wire.Refused | wire.Elsewhere))
+        if isinstance(answer, wire.Elsewhere):
+            return answer
+        raise wire.PullRefused(answer.reason)
 
 
 Asked = wire.PullUpdate | wire.PullState
@@ -350,7 +334,7 @@ class UnfinishedUpdates:
     `daemon.bulk.states.StateCopy`.
     """
 
-    def __init__(self, now: Now = time.monotonic) -> None:
+    def __init__(self, now: Now) -> None:
         self._now = now
         self._kept: dict[int, tuple[Unfinished, float]] = {}
 
@@ -390,26 +374,21 @@ class UnfinishedUpdates:
                 del self._kept[key]
 
 
+@dataclass
 class Fetch:
     """Sink of one request for an update. Implements `ports.PullSink`."""
 
-    def __init__(
-        self,
-        request: wire.PullUpdate,
-        most_bytes: int,
-        unfinished: Unfinished | None,
-        watcher: Arriving | None = None,
-        comes: Callable[[], object] = lambda: None,
-    ) -> None:
-        """`comes`: called when the payload begins to come."""
-        self._request = request
-        self._most = most_bytes
-        self.unfinished = unfinished
+    _request: wire.PullUpdate
+    _most: int
+    unfinished: Unfinished | None
+    _watcher: Arriving
+    _comes: Callable[[], object] = lambda: None
+    """Function that is called when the payload begins to come."""
+
+    def __post_init__(self) -> None:
         self._header: wire.UpdateHeader | None = None
-        self._watcher = watcher
         self.received_bytes = 0
         self.began_s = 0.0
-        self._comes = comes
 
     @property
     def complete(self) -> bool:
@@ -439,17 +418,15 @@ class Fetch:
         size = found.total or size
         if size > self._most:
             raise RemoteError("oversized", f"payload of {size} bytes, at most {self._most}")
-        if found.offset:
-            if before is None or (digest, found.offset) != (before.digest, before.have_bytes):
-                raise RemoteError("garbage", "goes on with something else than was asked for")
-            if len(before.payload) != size:
-                self.unfinished = None  # who gave the beginning, or who gives the rest: begin anew
-                raise TransportError("of another size than what came before")
-        else:
-            self.unfinished = Unfinished(digest, size)
+        if not found.offset:
+            before = self.unfinished = Unfinished(digest, size)
+        elif before is None or (digest, found.offset) != (before.digest, before.have_bytes):
+            raise RemoteError("garbage", "goes on with something else than was asked for")
+        elif len(before.payload) != size:
+            self.unfinished = None  # who gave the beginning, or who gives the rest: begin anew
+            raise TransportError("of another size than what came before")
         self.began_s = loop_s()
-        if self._watcher is not None and self.unfinished is not None:
-            self._watcher.begun(found.version, self.unfinished)
+        self._watcher.begun(found.version, before)
         self._comes()
 
     def write(self, offset: int, chunk: memoryview) -> None:
@@ -458,8 +435,7 @@ class Fetch:
         self.unfinished.payload[at : at + len(chunk)] = chunk
         self.unfinished.have_bytes = at + len(chunk)
         self.received_bytes += len(chunk)
-        if self._watcher is not None:
-            self._watcher.grew()
+        self._watcher.grew()
 
 
 def known_bytes(pull: Asked, digest: bytes, size: int) -> int:
@@ -554,14 +530,16 @@ MAX_WAITING_PER_PEER = 4
 """Number of a peer's pulls of updates that are arriving here, which may wait."""
 
 
+@dataclass(eq=False)
 class _Taker:
     """Peer that gets an update from us."""
 
-    def __init__(self, relays: bool, now: float) -> None:
-        self.relays = relays
+    relays: bool
+    last_s: float
+
+    def __post_init__(self) -> None:
         self.streams = 0
         self.whole = False
-        self.last_s = now
 
     def holds_place(self, now: float) -> bool:
         return self.whole or self.streams > 0 or now - self.last_s < IDLE_S
@@ -579,6 +557,7 @@ class _Given:
         return now - self.last_s > FRESH_S and not any(taker.streams for taker in self.takers.values())
 
 
+@dataclass
 class Fanout:
     """Service of updates: who gets which one from us, and who is sent elsewhere.
 
@@ -591,15 +570,16 @@ class Fanout:
     holder and insists (`Gathering`), and is served.
     """
 
-    def __init__(self, me: str, meter: Meter, now: Now) -> None:
-        """`meter`: meter of the uplink while updates are given out; it leaves out what is too short."""
-        self._me = me
-        self._meter = meter
-        self._now = now
+    _me: str
+    _meter: Meter
+    """Meter of the uplink while updates are given out; it leaves out what is too short."""
+    _now: Now
+
+    def __post_init__(self) -> None:
         self._given: BoundedDict[tuple[int, int, bytes], _Given] = BoundedDict(MAX_GIVEN)
         self._arriving: dict[int, Arriving] = {}
         self._waiting: Counter[str] = Counter()
-        self._rates = Rates(now)
+        self._rates = Rates(self._now)
         """Rates at which peers took what we gave them."""
         self._rate = MovingAverage(0.25)
         """Average of all these rates."""

@@ -33,6 +33,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.config.manifest import CodecName, Manifest
 from p2pdiloco.config.presets import warnings_about
 from p2pdiloco.config.values import rate_text
@@ -45,6 +46,7 @@ from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
 from p2pdiloco.daemon.bulk.updates import degree
 from p2pdiloco.daemon.diary import Diary
 from p2pdiloco.daemon.learner_link import LearnerLink
+from p2pdiloco.errors import StorageError
 from p2pdiloco.ports import PostEvent, Transport
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codecs import codec
@@ -502,19 +504,20 @@ def behind(found: Demand) -> int:
 UNLIMITED = LinkCapacity(math.inf, math.inf)
 
 
+@dataclass
 class LinkMeters:
     """Meters of our link, each way, by all payload bytes of one transport, beside what a person permits."""
 
-    def __init__(
-        self, transport: Transport, limits: LinkCapacity = UNLIMITED, remembered_bits_per_s: float = math.inf
-    ) -> None:
-        """`limits`: rates that a person permits; infinite where nothing is said. `remembered_bits_per_s`:
-        what the uplink carried in an earlier life."""
-        self.limits = limits
-        self._transport = transport
+    _transport: Transport
+    limits: LinkCapacity = UNLIMITED
+    """Rates that a person permits; infinite where nothing is said."""
+    _remembered_bits_per_s: float = math.inf
+    """Rate that the uplink carried in an earlier life."""
+
+    def __post_init__(self) -> None:
         now = loop_s
         self.uplink = UplinkMeter(
-            lambda: Meter(lambda: self.sent_bytes, now, LINK_OVERHEAD), remembered_bits_per_s
+            lambda: Meter(lambda: self.sent_bytes, now, LINK_OVERHEAD), self._remembered_bits_per_s
         )
         """Meter that runs while contributions and partial merges go out, and while updates are given to
         others."""
@@ -558,7 +561,6 @@ class LinkTeller:
     _post: PostEvent
 
     def __post_init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._tell_uplink(1)
 
     async def tell_regularly(self) -> None:
@@ -569,7 +571,7 @@ class LinkTeller:
 
     def judge(self) -> None:
         """Judge the link; what is new is said, and done."""
-        watch, learner, now = self._watch, self._learner, self._loop.time()
+        watch, learner, now = self._watch, self._learner, loop_s()
         members = len(self._shared.view.members(now)) + 1
         self._tell_uplink(members)
         status, others_s = learner.status, self._shared.median_step_s(now)
@@ -635,11 +637,8 @@ def save_uplink(data_dir: Path, bits_per_s: float) -> None:
     """Save the rate that was measured in this life. A failure is logged: it costs this memory only."""
     if not bits_per_s < math.inf:
         return
-    path = _file(data_dir)
-    temporary = path.with_name(path.name + ".tmp")
+    content = msgspec.json.encode(RememberedUplink(bits_per_s, time.time()))
     try:
-        temporary.write_bytes(msgspec.json.encode(RememberedUplink(bits_per_s, time.time())))
-        temporary.replace(path)
-    except OSError as error:
-        # A temporary file that may be left behind is overwritten the next time.
-        logger.warning("what the uplink carries cannot be kept in %s: %s", path, error)
+        Files().save(_file(data_dir), [content], durable=False)
+    except StorageError as error:
+        logger.warning("what the uplink carries cannot be kept: %s", error)

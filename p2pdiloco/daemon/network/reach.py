@@ -38,7 +38,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.adapters.framing import RefusedByPeer
@@ -49,7 +49,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.ports import PullSource, Refusal, Transport
-from p2pdiloco.util import BoundedDict, Frozen, Now
+from p2pdiloco.util import BoundedDict, Frozen, Now, T, loop_s
 
 ASKED = 3
 """Number of peers that are asked in one round."""
@@ -266,17 +266,16 @@ class Reachability:
     async def watch(self, tell: Callable[[Reach], None]) -> None:
         """Check for ever, and call `tell` with what is new."""
         told = None
-        loop = asyncio.get_running_loop()
-        checked_s = loop.time()
+        checked_s = loop_s()
         while True:
             if self.reach is not told:
                 told = self.reach
                 tell(told)
             await asyncio.sleep(SOON_S)
             settled = self._dialable is not None and not (self._dialable and self._bad_rounds)
-            if loop.time() - checked_s >= (AGAIN_S if settled else SOON_S):
+            if loop_s() - checked_s >= (AGAIN_S if settled else SOON_S):
                 await self.check()
-                checked_s = loop.time()
+                checked_s = loop_s()
 
     async def _ask_some(self, peers: Sequence[str]) -> list[Voice]:
         ports = tcp_ports(self._transport.addresses())[: wire.MAX_PORTS]
@@ -313,12 +312,14 @@ STRANGERS_A_MINUTE, STRANGERS_AT_ONCE = 40, 5
 """Part of that for all who are no members: a peer id costs nothing. Members have the rest to themselves."""
 
 
+@dataclass
 class DialBack:
     """Answers to peers that want to know whether they can be dialled."""
 
-    def __init__(self, transport: Transport, now: Now = time.monotonic) -> None:
-        self._transport = transport
-        self._now = now
+    _transport: Transport
+    _now: Now = time.monotonic
+
+    def __post_init__(self) -> None:
         self._asked: dict[str, tuple[float, bool]] = {}
         """Time at which each peer asked, and whether as a stranger; of the last minute only."""
         self._running: list[bool] = []
@@ -444,7 +445,7 @@ class Forgetful:
     async def finish(self) -> bytes:
         return b""
 
-    def abort(self, reason: str) -> None:
+    def abort(self) -> None:
         pass
 
 
@@ -470,7 +471,6 @@ class MeasuredLink(Frozen):
         return f"{up}bit/s up, {down}bit/s down, round trip {self.round_trip_s * 1e3:.3g} ms"
 
 
-T = TypeVar("T")
 Move = Callable[[int], Awaitable[None]]
 
 

@@ -23,14 +23,15 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from p2pdiloco.adapters.endpoint import report_bug
+from p2pdiloco.adapters.endpoint import report_end
 from p2pdiloco.adapters.p2pd import MAX_SOCKET_PATH_BYTES, socket_folder
 from p2pdiloco.config.settings import NodeSettings, limits_of
 from p2pdiloco.daemon.budgets import LinkCapacity, apart
@@ -45,18 +46,16 @@ from p2pdiloco.daemon.owner.pauses import OwnersMachine
 from p2pdiloco.daemon.owner.wishes import LimitRow, WishKeeper
 from p2pdiloco.errors import UserError, encoded
 from p2pdiloco.learner import channel as ch
-from p2pdiloco.util import DAMAGE
+from p2pdiloco.util import DAMAGE, Frozen, T, listening_socket
 
 logger = logging.getLogger(__name__)
 
-
-T = TypeVar("T")
 
 AWAY = "away"
 """State of a node that has left its run for now, and comes back by itself."""
 
 
-class ControlState(Struct, frozen=True, kw_only=True):
+class ControlState(Frozen, kw_only=True):
     """State of a node, for its owner."""
 
     peer: str = ""
@@ -89,7 +88,7 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     """Limits to change, for "limits"; what `OwnMember.say` takes, for "say"."""
 
 
-class Reply(Struct, frozen=True):
+class Reply(Frozen):
     """Answer: one line for people, and how things stand afterwards."""
 
     ok: bool
@@ -415,14 +414,8 @@ class ControlServer:
         """
         try:
             _clear(self._path)
-            with contextlib.ExitStack() as undo:
-                listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                listener.bind(str(self._path))  # a daemon's files are its user's from the start
-                self._path.chmod(0o600)
-                self._server = await asyncio.start_unix_server(
-                    self._accept, sock=listener, limit=MAX_LINE_BYTES
-                )
-                undo.pop_all()
+            listener = listening_socket(self._path)
+            self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_LINE_BYTES)
         except OSError as error:
             why = error.strerror or str(error)
             logger.warning(
@@ -460,7 +453,7 @@ class ControlServer:
         if not is_owner(writer.get_extra_info("socket")):
             return Reply(False, "this node belongs to another user")
         try:
-            request = decode_request(line)
+            request = msgspec.json.decode(line, type=Request)
         except DAMAGE:
             return Reply(False, "not a request that this node knows", "is it of the same version?")
         try:
@@ -520,18 +513,13 @@ async def owned(settings: NodeSettings, stop: asyncio.Event) -> AsyncIterator[No
     server = ControlServer(settings.data_dir, controls)
     await server.start()
     watching = asyncio.create_task(controls.watch())
-    watching.add_done_callback(_end_for_bug)
+    watching.add_done_callback(partial(report_end, "owner's wishes"))
     try:
         yield controls
     finally:
         watching.cancel()
         await server.close()
         await controls.close()
-
-
-def _end_for_bug(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        report_bug("owner's wishes", error)
 
 
 TIMEOUT_S, STATE_TIMEOUT_S = 10.0, 2.0
@@ -606,7 +594,6 @@ def socket_path(data_dir: Path) -> Path:
 
 
 _encoder = msgspec.json.Encoder()
-_requests, _replies = msgspec.json.Decoder(Request), msgspec.json.Decoder(Reply)
 
 
 def encode(message: Request | Reply) -> bytes:
@@ -614,11 +601,6 @@ def encode(message: Request | Reply) -> bytes:
     return encoded(message, _encoder) + b"\n"
 
 
-def decode_request(line: bytes) -> Request:
-    """Decode a request. Raises: msgspec.MsgspecError, ValueError (it is none)."""
-    return _requests.decode(line)
-
-
 def decode_reply(line: bytes) -> Reply:
     """Decode a reply. Raises: msgspec.MsgspecError, ValueError (it is none)."""
-    return _replies.decode(line)
+    return msgspec.json.decode(line, type=Reply)

@@ -1,7 +1,7 @@
 """Pauses of the learner for its machine's owner: sources of a reason, and the `Governor` that decides.
 
-`Hours`, `Battery`, `InUse`, `Heat` and `Power` each look at one thing; `OwnersMachine` makes them, from what
-the machine tells (`Idleness`, `Sensors`).
+`outside_hours`, `on_battery`, `in_use`, `Heat` and `Power` each look at one thing; `OwnersMachine` makes
+sources of them, from what the machine tells (`Idleness`, `Sensors`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -46,16 +47,21 @@ class _Held:
         """Time since which the learner rests for it; None: it does not, yet."""
 
 
+Look = Callable[[float], Finding | None]
+"""Source of one reason: looks at one thing, at a time in seconds since 1970, and finds whether the learner is
+to pause for it now; None: nothing keeps the learner."""
+
+
 class Governor:
     """Decides whether the learner pauses: puts what the sources find together, steadily, so that it does
     not flap."""
 
-    def __init__(self, sources: Sequence[PauseSource] = ()) -> None:
+    def __init__(self, sources: Sequence[Look]) -> None:
         self._sources = list(sources)
         self._held: dict[PauseReason, _Held] = {}
         self._is_changed = False
 
-    def use(self, sources: Sequence[PauseSource]) -> None:
+    def use(self, sources: Sequence[Look]) -> None:
         """Go by these sources from now on. A reason that none of them finds ends with the next look."""
         self._sources, self._is_changed = list(sources), True
 
@@ -65,7 +71,7 @@ class Governor:
 
         Returns the rest for the first reason that holds; None: it trains.
         """
-        looked = (source.look(wall) for source in self._sources)
+        looked = (source(wall) for source in self._sources)
         found = [*words, *(finding for finding in looked if finding is not None)]
         for finding in found:
             held = self._held.setdefault(finding.reason, _Held(finding, now, wall))
@@ -334,59 +340,39 @@ LOOK_EVERY_S = 5.0
 Begin = Callable[[Callable[[], Finding | None]], Future[Finding | None]]
 
 
-class PauseSource(Protocol):
-    """Source of one reason: looks at one thing, and says whether the learner is to pause for it now."""
-
-    def look(self, wall: float) -> Finding | None:
-        """Say what it finds at that time, in seconds since 1970; None: nothing keeps the learner."""
-
-
-class Hours:
-    """Hours of the day, by this machine's clock."""
-
-    def __init__(self, spans: tuple[Span, ...]) -> None:
-        self._spans = spans
-
-    def look(self, wall: float) -> Finding | None:
-        when = datetime.datetime.fromtimestamp(wall)
-        week_min = when.weekday() * DAY_MIN + when.hour * 60 + when.minute
-        if any(span.holds(week_min) for span in self._spans):
-            return None
-        begins = wall - when.second + 60 * next_begin_min(self._spans, week_min)
-        return Finding(PauseReason.HOURS, "outside of its hours", clock_text(begins, wall))
+def outside_hours(spans: tuple[Span, ...], wall: float) -> Finding | None:
+    """Look at the hours of the day, by this machine's clock."""
+    when = datetime.datetime.fromtimestamp(wall)
+    week_min = when.weekday() * DAY_MIN + when.hour * 60 + when.minute
+    if any(span.holds(week_min) for span in spans):
+        return None
+    begins = wall - when.second + 60 * next_begin_min(spans, week_min)
+    return Finding(PauseReason.HOURS, "outside of its hours", clock_text(begins, wall))
 
 
-class Battery:
-    """Mains power."""
-
-    def __init__(self, plugged: Callable[[], bool | None]) -> None:
-        self._plugged = plugged
-
-    def look(self, wall: float) -> Finding | None:
-        if self._plugged() is not False:  # one that is not told any more keeps nobody
-            return None
-        return Finding(PauseReason.BATTERY, "on battery", "mains power is back")
+def on_battery(plugged: Callable[[], bool | None], _wall: float) -> Finding | None:
+    """Look at mains power."""
+    if plugged() is not False:  # one that is not told any more keeps nobody
+        return None
+    return Finding(PauseReason.BATTERY, "on battery", "mains power is back")
 
 
-class InUse:
-    """Use of the machine by people and other programs."""
-
-    def __init__(self, idleness: Idleness, idle_s: float) -> None:
-        self._idleness = idleness
-        self._least_s = idle_s
-
-    def look(self, wall: float) -> Finding | None:
-        if self._idleness.idle_s() >= self._least_s:
-            return None
-        words = f"the machine is in use ({self._idleness.by})"
-        return Finding(PauseReason.IN_USE, words, f"nobody has used it for {duration(self._least_s)}")
+def in_use(idleness: Idleness, least_s: float, _wall: float) -> Finding | None:
+    """Look at the use of the machine by people and other programs."""
+    if idleness.idle_s() >= least_s:
+        return None
+    words = f"the machine is in use ({idleness.by})"
+    return Finding(PauseReason.IN_USE, words, f"nobody has used it for {duration(least_s)}")
 
 
+@dataclass
 class Heat:
     """Temperature of the hottest of GPU and CPU."""
 
-    def __init__(self, hottest_c: Callable[[], tuple[float, str] | None], bound_c: float) -> None:
-        self._hottest_c, self._bound_c = hottest_c, bound_c
+    _hottest_c: Callable[[], tuple[float, str] | None]
+    _bound_c: float
+
+    def __post_init__(self) -> None:
         self._is_hot = False
 
     def look(self, wall: float) -> Finding | None:
@@ -402,11 +388,14 @@ class Heat:
         return Finding(PauseReason.TEMPERATURE, words, f"it is at {cool_c:g} °C")
 
 
+@dataclass
 class Power:
     """Power that the GPUs draw, averaged."""
 
-    def __init__(self, power_w: Callable[[], float | None], bound_w: float) -> None:
-        self._power_w, self._bound_w = power_w, bound_w
+    _power_w: Callable[[], float | None]
+    _bound_w: float
+
+    def __post_init__(self) -> None:
         self._average_w = MovingAverage()
         self._is_over = False
 
@@ -423,13 +412,16 @@ class Power:
         return Finding(PauseReason.POWER, words, f"it draws {least_w:g} W")
 
 
+@dataclass
 class Seldom:
     """A source that is looked at every few seconds only, beside the event loop: /proc and drivers take their
     time on a loaded machine, and a driver may never answer. Until a look is done the one before holds."""
 
-    def __init__(self, source: PauseSource, begin: Begin = begun) -> None:
-        """`begin`: begins a look."""
-        self._source, self._begin = source, begin
+    _source: Look
+    _begin: Begin
+    """Function that begins a look."""
+
+    def __post_init__(self) -> None:
         self._at = float("-inf")
         self._looking: Future[Finding | None] | None = None
         self._found: Finding | None = None
@@ -437,62 +429,62 @@ class Seldom:
     def look(self, wall: float) -> Finding | None:
         if self._looking is None and not 0 <= wall - self._at < LOOK_EVERY_S:
             self._at = wall
-            self._looking = self._begin(partial(self._source.look, wall))
+            self._looking = self._begin(partial(self._source, wall))
         if self._looking is not None and self._looking.done():
             self._found, self._looking = self._looking.result(), None
         return self._found
 
 
+@dataclass
 class OwnersMachine:
     """Machine of its owner: makes the sources for the bounds, from what it tells."""
 
-    def __init__(
-        self,
-        plugged: Callable[[], bool | None] = mains,
-        sensors: Sensors | None = None,
-        idleness: Callable[[], Idleness] = Idleness,
-        begin: Begin = begun,
-    ) -> None:
-        self._begin = begin
-        self._plugged, self._make_idleness = plugged, idleness
-        self._sensors = sensors
+    _plugged: Callable[[], bool | None] = mains
+    _sensors: Sensors | None = None
+    _make_idleness: Callable[[], Idleness] = Idleness
+    begin: Begin = begun
+
+    def __post_init__(self) -> None:
         self._idleness: Idleness | None = None
 
-    def sources(self, bounds: Bounds) -> list[PauseSource]:
+    def sources(self, bounds: Bounds) -> list[Look]:
         """Make the sources.
 
         Raises:
             ConfigError: this machine does not tell what a bound is about.
         """
-        found: list[PauseSource] = []
+        found: list[Look] = []
         if bounds.hours:
-            found.append(Hours(bounds.hours))
+            found.append(partial(outside_hours, bounds.hours))
         if bounds.not_on_battery:
             if self._plugged() is None:
                 raise _untold("--not-on-battery", "whether it is on battery", "it has none, or hides it")
-            found.append(Seldom(Battery(self._plugged), self._begin))
+            found.append(self._seldom(partial(on_battery, self._plugged)))
         if bounds.idle_s:
             self._idleness = self._idleness or self._make_idleness()
             if not self._idleness.tells:
                 raise _untold("--when-idle", "who uses it", "use --hours instead")
-            found.append(Seldom(InUse(self._idleness, bounds.idle_s), self._begin))
+            found.append(self._seldom(partial(in_use, self._idleness, bounds.idle_s)))
         return found + self._of_sensors(bounds)
 
-    def _of_sensors(self, bounds: Bounds) -> list[PauseSource]:
-        found: list[PauseSource] = []
+    def _seldom(self, source: Look) -> Look:
+        return Seldom(source, self.begin).look
+
+    def _of_sensors(self, bounds: Bounds) -> list[Look]:
+        found: list[Look] = []
         if bounds.max_temperature_c or bounds.max_power_w:
             self._sensors = self._sensors or Sensors()
             hottest_c, power_w = self._sensors.hottest_c, self._sensors.power_w
             if bounds.max_temperature_c:
                 if hottest_c() is None:
                     raise _untold("--max-temperature", "how hot it is", "containers often hide it")
-                found.append(Seldom(Heat(hottest_c, bounds.max_temperature_c), self._begin))
+                found.append(self._seldom(Heat(hottest_c, bounds.max_temperature_c).look))
             if bounds.max_power_w:
                 if power_w() is None:
                     raise _untold(
                         "--max-power", "what its GPUs draw", "the driver does not say, or there is none"
                     )
-                found.append(Seldom(Power(power_w, bounds.max_power_w), self._begin))
+                found.append(self._seldom(Power(power_w, bounds.max_power_w).look))
         return found
 
 

@@ -13,6 +13,7 @@ import datetime
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,7 +38,7 @@ from p2pdiloco.daemon.budgets import apart, begun
 from p2pdiloco.daemon.display.snapshot import Finding, PauseReason, PauseRow, TransferRow, size
 from p2pdiloco.daemon.owner.pauses import Governor, OwnersMachine
 from p2pdiloco.errors import StorageError
-from p2pdiloco.util import read_note
+from p2pdiloco.util import Frozen, read_note
 
 logger = logging.getLogger(__name__)
 WARN_SHARE = 0.8
@@ -45,7 +46,7 @@ RESERVE_SHARE = 0.1
 """Largest share of the budget that is left for handing over."""
 
 
-class KeptWishes(Struct, frozen=True, forbid_unknown_fields=True):
+class KeptWishes(Frozen, forbid_unknown_fields=True):
     """Content of the file."""
 
     limits: OwnLimits = OwnLimits()
@@ -55,7 +56,7 @@ class KeptWishes(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds since 1970; 0: not paused."""
 
 
-class LimitRow(Struct, frozen=True):
+class LimitRow(Frozen):
     """Row of one limit that can be changed while the node runs."""
 
     name: str
@@ -67,27 +68,30 @@ class LimitRow(Struct, frozen=True):
     while it ran, and kept)."""
 
 
+@dataclass
 class WishKeeper:
-    """Keeper of the wishes of one data folder's owner."""
+    """Keeper of the wishes of one data folder's owner.
 
-    def __init__(
-        self, data_dir: Path, given: OwnLimits, machine: OwnersMachine, wall: Callable[[], float]
-    ) -> None:
-        """`given`: the limits of this start.
+    Raises:
+        ConfigError: a limit cannot be, or this machine does not tell what it is about.
+    """
 
-        Raises:
-            ConfigError: a limit cannot be, or this machine does not tell what it is about.
-        """
-        self._data_dir, self._given, self._machine, self._wall = data_dir, given, machine, wall
-        self._wishes = load_wishes(data_dir)
-        self.limits, self._sources, words = combined(given, self._wishes)
+    _data_dir: Path
+    _given: OwnLimits
+    """Limits of this start."""
+    _machine: OwnersMachine
+    _wall: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._wishes = load_wishes(self._data_dir)
+        self.limits, self._sources, words = combined(self._given, self._wishes)
         for sentence in words:
             logger.info("%s", sentence)
         if kept := [flag_of(name) for name, source in self._sources.items() if source == "limits"]:
             logger.info("limits kept from before hold: %s (p2pdiloco limits shows them)", ", ".join(kept))
         self.bounds: Bounds = bounds_of(self.limits)
-        self._governor = Governor(machine.sources(self.bounds))
-        self.book = TransferBook(data_dir)
+        self._governor = Governor(self._machine.sources(self.bounds))
+        self.book = TransferBook(self._data_dir)
         self._one_at_a_time = asyncio.Lock()
         self.finishing_since = 0.0
         """Time since which the node is to finish, in seconds since 1970; 0: it is not."""
@@ -269,7 +273,7 @@ JUMP_S = 3600.0
 """Difference between the clock of the day and the one that is never set, above which the former was set."""
 
 
-class Counts(Struct, frozen=True):
+class Counts(Frozen):
     """Bytes of one month."""
 
     sent: Amount = 0

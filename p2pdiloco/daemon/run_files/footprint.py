@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from msgspec import Struct
-
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import constants_of
@@ -18,6 +16,7 @@ from p2pdiloco.tensors.sizes import (
     training_bytes,
     vault_bytes,
 )
+from p2pdiloco.util import Frozen
 
 DAEMON_BYTES, LEARNER_BYTES = 360_000_000, 285_000_000
 """Resident memory of the programs alone, as measured with the preset `micro` on Linux with torch for the CPU:
@@ -31,7 +30,7 @@ STATE_BYTES = 8
 """Bytes of a fragment's state for every parameter: Theta and outer momentum."""
 
 
-class Footprint(Struct, frozen=True):
+class Footprint(Frozen):
     """Footprint of a run on a node: memory, disk and downloads.
 
     All figures are least ones: the programs themselves come on top (`DAEMON_BYTES`, `LEARNER_BYTES`).

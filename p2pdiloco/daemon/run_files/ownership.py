@@ -15,7 +15,6 @@ from itertools import count
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.adapters.run_store import run_folder
@@ -45,7 +44,7 @@ from p2pdiloco.daemon.run_files.known_runs import (
 )
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity, public_of
-from p2pdiloco.util import read_note
+from p2pdiloco.util import Frozen, read_note
 
 logger = logging.getLogger(__name__)
 MAX_ISSUED = 1024
@@ -53,7 +52,7 @@ LINK_NAME, LINK_USES = "link", 20
 """Name and uses of the invite in the link that a run's host prints."""
 
 
-class Issued(Struct, frozen=True, forbid_unknown_fields=True):
+class Issued(Frozen, forbid_unknown_fields=True):
     """Invite that was given out."""
 
     name: str

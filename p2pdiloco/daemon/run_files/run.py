@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -479,25 +480,23 @@ async def find_run(
     return await _Finding(transport, identity, wanted, data_dir, say, hosts, approve, begins).run()
 
 
+@dataclass
 class _Finding:
-    def __init__(
-        self,
-        transport: Transport,
-        identity: Identity,
-        wanted: str,
-        data_dir: Path,
-        say: Callable[[str], None],
-        hosts: Sequence[str],
-        approve: Approve | None,
-        begins: bool,
-    ) -> None:
-        self._approve = approve
-        self._transport, self._identity, self._data_dir = transport, identity, data_dir
-        self._wanted, self._say = wanted, say
-        self._ours = saved_runs(data_dir)
+    _transport: Transport
+    _identity: Identity
+    _wanted: str
+    _data_dir: Path
+    _say: Callable[[str], None]
+    _hosts: Sequence[str]
+    _approve: Approve | None
+    _begins: bool
+
+    def __post_init__(self) -> None:
+        self._ours = saved_runs(self._data_dir)
         # Folders of earlier releases do not say which of their runs was the last.
-        self._before = WaysIn.load(data_dir).runs or (list(self._ours) if len(self._ours) == 1 else [])
-        self._search = RunSearch(transport, wanted, hosts, [] if begins else self._before)
+        self._before = WaysIn.load(self._data_dir).runs or (list(self._ours) if len(self._ours) == 1 else [])
+        before = [] if self._begins else self._before
+        self._search = RunSearch(self._transport, self._wanted, self._hosts, before)
 
     async def run(self) -> tuple[Run, Vault]:
         waited_s, said = 0.0, False

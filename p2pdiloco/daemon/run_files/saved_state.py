@@ -16,11 +16,11 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import torch
-from msgspec import Struct
 from torch import Tensor, nn
 
 from p2pdiloco.adapters.data_dir import DataDir, DataDirInUse, Files, storage_error
@@ -56,12 +56,12 @@ from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Task, constants_of
 from p2pdiloco.tensors.layout import scatter
 from p2pdiloco.tensors.vault import Vault
-from p2pdiloco.util import read_note
+from p2pdiloco.util import Frozen, read_note
 
 logger = logging.getLogger(__name__)
 
 
-class Found(Struct, frozen=True):
+class Found(Frozen):
     """State restored for the core, and the version that the vault holds of every fragment."""
 
     restored: Restored
@@ -143,18 +143,17 @@ def _why_not(config: CoreConfig, saved: SavedFragment, vault: Vault) -> str | No
     return None if digest == header.state_digest else "its parameters are not those of its version"
 
 
+@dataclass
 class Checkpoints:
     """Writer of regular checkpoints of all fragments, from which a node starts again."""
 
-    def __init__(
-        self, compute: Compute, store: RunStore, io: Executor, log_versions: int, diary: Diary
-    ) -> None:
-        """`io`: the thread for the disk. `log_versions`: number of versions whose updates are kept."""
-        self._compute = compute
-        self._store = store
-        self._io = io
-        self._log_versions = log_versions
-        self._diary = diary
+    _compute: Compute
+    _store: RunStore
+    _io: Executor
+    """Thread for the disk."""
+    _log_versions: int
+    """Number of versions whose updates are kept."""
+    _diary: Diary
 
     async def save(self) -> None:
         """Write every fragment's committed state; a full disk costs this checkpoint only."""
@@ -195,14 +194,10 @@ _decoder = msgspec.json.Decoder(Note)
 
 def write_resume(folder: Path, left: Note) -> None:
     """Note the state of our contributions at an orderly end; a missing note only costs the displacements."""
-    temporary = folder / (FILE + ".tmp")
     try:
-        temporary.write_bytes(msgspec.json.encode(left))
-        temporary.replace(folder / FILE)
-    except OSError as error:
+        Files().save(folder / FILE, [msgspec.json.encode(left)], durable=False)
+    except StorageError as error:
         logger.error("the note for the next start is not saved, unmerged inner steps will be lost: %s", error)
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 class Resume:
@@ -256,7 +251,7 @@ class Resume:
         return read_note(self._path, _decoder.decode, logger.warning) or {}
 
 
-class RunResult(Struct, frozen=True):
+class RunResult(Frozen):
     """Result of a run: its global parameters, of every fragment some version.
 
     Export, generation, evaluation and result files read it.
@@ -399,18 +394,14 @@ def result_on_disk(data_dir: Path, wanted: str) -> RunResult:
 
 @contextlib.contextmanager
 def _locked(data_dir: Path) -> Iterator[None]:
-    folder = DataDir(data_dir, create=False)
     try:
-        folder.lock()
+        with DataDir(data_dir, create=False):
+            yield
     except DataDirInUse as error:
         raise StorageError(str(error), "ask the running node instead: --join ADDRESS") from error
-    try:
-        yield
-    finally:
-        folder.unlock()
 
 
-class ResultPlan(Struct, frozen=True):
+class ResultPlan(Frozen):
     """Plan for result files: where, how often and how many."""
 
     folder: Path
@@ -428,28 +419,22 @@ class ResultPlan(Struct, frozen=True):
         return cls(expanded(settings.result_dir, "--result-dir"), every_s, merges, settings.result_keep)
 
 
+@dataclass
 class ResultWriter:
     """Writer of the result files that a node saves by itself: every so often, a bounded number of them
     kept."""
 
-    def __init__(
-        self,
-        run: Run,
-        compute: Compute,
-        io: Executor,
-        plan: ResultPlan,
-        tokenizer: Path,
-        tell: Callable[[str, bool], None],
-    ) -> None:
-        """`tokenizer`: the file of the run's tokenizer, if it has one. `tell(sentence, saved)` hears of every
-        attempt; `io` runs what touches the disk: a thread of its own, since nothing else can wait for a whole
-        model."""
-        self._run = run
-        self._tokenizer = tokenizer
-        self._compute = compute
-        self._io = io
-        self._plan = plan
-        self._tell = tell
+    _run: Run
+    _compute: Compute
+    _io: Executor
+    """Thread of its own for what touches the disk, since nothing else can wait for a whole model."""
+    _plan: ResultPlan
+    _tokenizer: Path
+    """File of the run's tokenizer, if it has one."""
+    _tell: Callable[[str, bool], None]
+    """Function that hears of every attempt: (sentence, saved)."""
+
+    def __post_init__(self) -> None:
         self._saved_at = self._tried_at = self._compute.vault.merges
 
     async def watch(self, committed: asyncio.Event) -> None:

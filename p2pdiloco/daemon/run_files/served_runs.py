@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -77,7 +78,7 @@ from p2pdiloco.errors import (
 from p2pdiloco.identity import Identity, verify
 from p2pdiloco.learner.lifeline import ignore_signals
 from p2pdiloco.ports import Transport
-from p2pdiloco.util import end_with, yield_memory
+from p2pdiloco.util import Now, end_with, yield_memory
 
 logger = logging.getLogger("p2pdiloco")
 LOOK_S = 1.0
@@ -92,21 +93,19 @@ MAX_WRONG = 1024
 """Number of runs and peers of which that is known."""
 
 
+@dataclass
 class Mirror:
     """Fetcher of the runs that these peers serve."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        data_dir: Path,
-        hosts: Sequence[str],
-        wanted: Sequence[str],
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`wanted`: ids of the runs that are fetched, or their beginnings; none: all that the peers serve."""
-        self._transport, self._data_dir = transport, data_dir
-        self._hosts, self._wanted = hosts, wanted
-        self._rests = _Rests(now)
+    _transport: Transport
+    _data_dir: Path
+    _hosts: Sequence[str]
+    _wanted: Sequence[str]
+    """Ids of the runs that are fetched, or their beginnings; none: all that the peers serve."""
+    _now: Now = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._rests = _Rests(self._now)
         self.listed: dict[str, ListedRun] = {}
         """Runs that the peers listed when they were last asked."""
 

@@ -18,7 +18,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -36,11 +35,10 @@ from p2pdiloco.tasks.registry import BUILT_IN, task_of
 from p2pdiloco.tasks.task import Constant, constants_of, text_of
 from p2pdiloco.tasks.tokens import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, read_tokenizer, tokenizer_digest
 from p2pdiloco.tensors.sizes import MAX_NUMEL
-from p2pdiloco.util import clear_folder_at
+from p2pdiloco.util import T, clear_folder_at
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 PAUSE_S = 15.0
 MAX_ASKED = 8
 MAX_GIVEN = 4

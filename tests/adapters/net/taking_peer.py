@@ -20,7 +20,7 @@ class Forgetting:
         """See ports."""
         return b""
 
-    def abort(self, reason: str) -> None:
+    def abort(self) -> None:
         """See ports."""
 
 

@@ -178,7 +178,8 @@ async def test_push_of_another_size_than_expected(swarm: Swarm) -> None:
     for size in (999, 1001):
         with pytest.raises(RemoteError, match="wrong-size"):
             await a.push(b.peer_id, b"1000", [bytes(size)], 5.0)
-    assert [sink.aborted for sink in at_b.sinks] == ["wrong-size"] * 2
+    assert [sink.aborted for sink in at_b.sinks] == [True] * 2
+    await until(lambda: b.refusals == {"wrong-size": 2})
 
 
 def push_preface(header: bytes, size: int) -> bytes:
@@ -210,7 +211,7 @@ async def test_push_that_breaks_a_rule(swarm: Swarm, reason: str) -> None:
         writer.close()
     sink = at_b.sinks[0]
     await asyncio.wait_for(sink.done.wait(), within_s(5.0))
-    assert sink.aborted == reason and not sink.finished
+    assert sink.aborted and not sink.finished
     await until(lambda: b.refusals == {reason: 1})
 
 
@@ -248,7 +249,7 @@ async def test_who_ends_what_comes_in_cuts_it_and_takes_no_more(swarm: Swarm) ->
     writer.write(push_preface(b"100000", 100_000))
     await until(lambda: at_b.sinks)
     await b.end_incoming()
-    assert at_b.sinks[0].aborted == "cancelled", "before anything else of ours ends"
+    assert at_b.sinks[0].aborted, "before anything else of ours ends"
     with pytest.raises((RemoteError, TransportError)):
         await a.push(b.peer_id, b"10", [bytes(10)], 5.0)
     with pytest.raises(RemoteError, match="not-ready"):
@@ -272,7 +273,8 @@ async def test_a_sink_that_raises_tells_the_sender(swarm: Swarm) -> None:
     at_b.on_push = on_push  # type: ignore[method-assign]
     with pytest.raises(RemoteError, match="poison"):  # while the sender still has 20 MB to send
         await a.push(b.peer_id, b"", [bytes(20 * MEGABYTE)], 5.0)
-    assert sink.aborted == "poison"
+    assert sink.aborted
+    await until(lambda: b.refusals == {"poison": 1})
 
 
 async def test_pull(swarm: Swarm) -> None:

@@ -124,9 +124,9 @@ async def test_a_holder_that_fails_is_replaced(town: Any, monkeypatch: pytest.Mo
     copying = joiner.transfers.copying
     fetching = asyncio.create_task(joiner.copy("d0"))
     await until(lambda: copying.from_others_bytes > 0, "another one helps")
-    assert "d2" not in copying._rates
+    assert copying._rates.of("d2", -1.0) < 0
     town.hub.kill("d1")
-    assert isinstance(await fetching, ev.StateFetched) and "d2" in copying._rates
+    assert isinstance(await fetching, ev.StateFetched) and copying._rates.of("d2", -1.0) > 0
 
 
 async def test_the_only_donor_dies_and_the_next_one_goes_on(town: Any) -> None:

@@ -209,7 +209,7 @@ def test_a_beginning_of_another_size_is_dropped_and_nobody_is_blamed() -> None:
     version = update(SMALL)
     part = arriving_updates.Unfinished(version.header.update_digest, 1000)
     part.have_bytes = 10
-    fetch = updates.Fetch(asking(), 5000, part)
+    fetch = updates.Fetch(asking(), 5000, part, nobody())
     with pytest.raises(TransportError):
         fetch.begin(wire.encode(wire.UpdateHeader(version, 10, 2000)), 1990)
     assert fetch.unfinished is None
@@ -234,7 +234,7 @@ async def test_who_is_slow_is_waited_for_and_who_stalls_is_not(
 ) -> None:
     monkeypatch.setattr(updates, "LEAST_STALL_S", 0.0)
     asked, here = [], 0
-    whole: Any = updates.Fetch(asking(), 1, None)
+    whole: Any = updates.Fetch(asking(), 1, None, nobody())
     whole.unfinished = arriving_updates.Unfinished(bytes(32), 0)
 
     async def pull(peer: str, request: wire.PullUpdate) -> Any:
@@ -262,7 +262,7 @@ async def test_who_had_only_what_others_left_of_the_time_is_not_left_out(
     assert updates.LEAST_STALL_S > arriving_updates.WAIT_S, '"later" must come in time'
     monkeypatch.setattr(updates, "LEAST_STALL_S", 0.05)
     now, asked = asyncio.get_running_loop().time(), []
-    whole: Any = updates.Fetch(asking(), 1, None)
+    whole: Any = updates.Fetch(asking(), 1, None, nobody())
     whole.unfinished = arriving_updates.Unfinished(bytes(32), 0)
 
     async def pull(peer: str, request: wire.PullUpdate) -> Any:
@@ -297,7 +297,7 @@ async def test_a_round_trip_counts_in_the_choice_of_peers_and_the_wait_of_a_peer
         nonlocal now
         round_trip_s, waits_s, says_ms = ways[peer]
         now += round_trip_s + waits_s
-        fetch = updates.Fetch(request, size, None)
+        fetch = updates.Fetch(request, size, None, nobody())
         fetch.begin(wire.encode(wire.UpdateHeader(found, 0, size, says_ms)), size)
         fetch.began_s = now
         now += 0.5

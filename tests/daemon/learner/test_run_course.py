@@ -30,7 +30,7 @@ class World:
     def __init__(self, learners="stop"):
         self.heads = [SimpleNamespace(tokens=0, number=0) for _ in range(2)]
         roster = SimpleNamespace(roster=SimpleNamespace(seats=("one",)))
-        chains = [SimpleNamespace(head=head) for head in self.heads]
+        chains = [SimpleNamespace(head=head, absent=()) for head in self.heads]
         fragments = [SimpleNamespace(chain=chain, context=roster) for chain in chains]
         self.amendments = ()
         self.told, self.said = [], []

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -22,18 +23,18 @@ from p2pdiloco.daemon.owner.pauses import (
     LEAST_S,
     LOAD_S,
     LOOK_EVERY_S,
-    Battery,
     Governor,
     Heat,
-    Hours,
     Idleness,
-    InUse,
     OthersWork,
     OwnersMachine,
     Power,
     Seldom,
     Sensors,
+    in_use,
     mains,
+    on_battery,
+    outside_hours,
 )
 from p2pdiloco.daemon.owner.wishes import (
     AHEAD_BYTES,
@@ -57,9 +58,9 @@ class World:
         self.plugged, self.celsius, self.watts = True, 40.0, 50.0
         self.words = []
         sources = [
-            Battery(lambda: self.plugged),
-            Heat(lambda: (self.celsius, "GPU"), 80.0),
-            Power(lambda: self.watts, 200.0),
+            partial(on_battery, lambda: self.plugged),
+            Heat(lambda: (self.celsius, "GPU"), 80.0).look,
+            Power(lambda: self.watts, 200.0).look,
         ]
         self.governor = Governor(sources)
 
@@ -109,7 +110,7 @@ def test_a_rest_is_not_shorter_than_what_it_costs():
 
 def test_what_takes_a_while_to_read_is_read_seldom():
     looks = []
-    source = Seldom(SimpleNamespace(look=looks.append), at_once)
+    source = Seldom(looks.append, at_once)
     for second in range(11):
         source.look(WALL + second)
     source.look(WALL - 86400)  # the clock is set back
@@ -163,20 +164,20 @@ def test_other_bounds_hold_at_once():
     world = World()
     world.plugged = False
     assert world.after(10) is PauseReason.BATTERY
-    world.governor.use([Battery(lambda: world.plugged)])
+    world.governor.use([partial(on_battery, lambda: world.plugged)])
     assert world.after(1) is PauseReason.BATTERY, "without a step in between"
     world.governor.use([])
     assert world.after(1) is None
 
 
 def test_hours_go_by_the_clock_on_the_wall():
-    hours = Hours(parse_hours("22-7"))
+    hours = partial(outside_hours, parse_hours("22-7"))
     at = lambda *when: datetime.datetime(2026, 11, 27, *when).timestamp()  # noqa: E731
-    assert hours.look(at(23)) is None and hours.look(at(6, 59, 59)) is None
-    found = hours.look(at(7))
+    assert hours(at(23)) is None and hours(at(6, 59, 59)) is None
+    found = hours(at(7))
     assert found.reason is PauseReason.HOURS
     assert (found.words, found.ends) == ("outside of its hours", "2026-11-27 22:00")
-    assert hours.look(at(12)).ends == "22:00"
+    assert hours(at(12)).ends == "22:00"
 
 
 def test_a_machine_that_does_not_tell_is_refused_with_a_sentence():
@@ -266,12 +267,12 @@ def test_the_work_of_others_is_not_ours_and_not_that_of_who_steps_back(monkeypat
 
 def test_a_machine_in_use_rests_until_it_was_quiet(tmp_path):
     desk = Desk(tmp_path)
-    source = InUse(desk.idleness, 600.0)
-    assert source.look(desk.now).words == "the machine is in use (not watched for long enough yet)"
+    source = partial(in_use, desk.idleness, 600.0)
+    assert source(desk.now).words == "the machine is in use (not watched for long enough yet)"
     desk.now += 599
-    assert source.look(desk.now).ends == "nobody has used it for 10 min"
+    assert source(desk.now).ends == "nobody has used it for 10 min"
     desk.now += 1
-    assert source.look(desk.now) is None
+    assert source(desk.now) is None
 
 
 def test_a_reading_that_hangs_leaves_the_last_value_and_is_the_only_one():
@@ -281,7 +282,7 @@ def test_a_reading_that_hangs_leaves_the_last_value_and_is_the_only_one():
         begun.append((work, Future()))
         return begun[-1][1]
 
-    source = Seldom(Battery(lambda: plugged[0]), begin)
+    source = Seldom(partial(on_battery, lambda: plugged[0]), begin)
     assert source.look(WALL) is None and source.look(WALL + 3 * LOOK_EVERY_S) is None
     assert len(begun) == 1, "one at a time"
     work, done = begun[0]

@@ -194,7 +194,7 @@ async def test_who_gave_a_wrong_tokenizer_is_told_of(hub: MemoryNetwork, tmp_pat
     base, file = for_run("micro", "test"), tmp_path / "tokenizer.json"
     file.write_bytes(b"{}")
     data = structs.replace(base.data, tokenizer="file.json", tokenizer_digest="0" * 64)
-    cast(Any, first)._handlers._tokenizers["run"] = file
+    cast(Any, first)._handlers._files[wire.PullTokenizer, "run"] = file
     liars: list[str] = []
     with pytest.raises(TransportError, match="wrong-digest"):
         await fetched_tokenizer(
