@@ -145,43 +145,43 @@ FIGURES = (
         "1 while the owner of the machine, or a rule of theirs, keeps it from training.",
         _own(lambda own: bool(own.rest)),
     ),
-    Figure("node_inner_steps_total", "Inner steps of the learner.", _own(lambda own: own.inner_step)),
-    Figure("node_trained_tokens_total", "Tokens trained on.", _own(lambda own: own.tokens_total)),
+    Figure("node_inner_steps_total", "Inner steps of the learner.", _own(lambda own: own.me.inner_step)),
+    Figure("node_trained_tokens_total", "Tokens trained on.", _own(lambda own: own.me.tokens_total)),
     Figure(
         "node_tokens_per_second",
         "Tokens trained on a second.",
-        _own(lambda own: own.tokens_per_s),
+        _own(lambda own: own.me.tokens_per_s),
     ),
     Figure("node_step_seconds", "Length of an inner step.", _own(lambda own: own.step_time_s)),
     Figure(
         "node_training_loss_nats",
         "Training loss, nats per token.",
-        _own(lambda own: own.loss),
+        _own(lambda own: own.me.loss),
     ),
     Figure(
         "node_contributions_merged_total",
         "Contributions of this node that were merged.",
-        _own(lambda own: own.contributions.merged),
+        _own(lambda own: own.work.merged),
     ),
     Figure(
         "node_contributed_tokens_total",
         "Tokens of the contributions that were merged, over all fragments.",
-        _own(lambda own: own.contributions.merged_tokens),
+        _own(lambda own: own.work.merged_tokens),
     ),
     Figure(
         "node_contributions_waiting",
         "Contributions that are made and not merged yet.",
-        _own(lambda own: own.contributions.waiting),
+        _own(lambda own: own.waiting),
     ),
     Figure(
         "node_contributions_given_up_total",
         "Contributions given up for good.",
-        _own(lambda own: own.contributions.given_up),
+        _own(lambda own: own.work.given_up),
     ),
     Figure(
         "node_contributions_refused_total",
         "Refusals of contributions, by the syncer's reason.",
-        lambda _public, own: [((reason,), count) for reason, count in own.contributions.refused.items()],
+        lambda _public, own: [((reason,), count) for reason, count in own.work.refused.items()],
         ("reason",),
     ),
     Figure(
@@ -220,7 +220,7 @@ FIGURES = (
     Figure(
         "node_offices",
         "Fragments whose syncer this node is.",
-        lambda public, own: [((), sum(row.syncer == own.peer for row in public.fragments))],
+        lambda public, own: [((), sum(row.syncer == own.me.peer for row in public.fragments))],
     ),
 )
 OF_EVERY_PROGRAM = ("node_state", "node_sent_bytes_total", "node_received_bytes_total")

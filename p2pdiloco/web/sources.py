@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.adapters.run_store import run_folder
 from p2pdiloco.daemon.budgets import LinkCapacity
-from p2pdiloco.daemon.display.snapshot import SETTLED, NodeSnapshot, StatusReport, status_of
+from p2pdiloco.daemon.display.snapshot import SETTLED, NodeSnapshot, PeerRow, StatusReport, status_of
 from p2pdiloco.daemon.display.timeline import Timeline, load_timeline, sane, save_timeline
 from p2pdiloco.daemon.history import AskedCredits
 from p2pdiloco.daemon.network.discovery import ask_status, listed_members
@@ -32,7 +32,6 @@ from p2pdiloco.ports import Transport
 from p2pdiloco.release import VERSION
 from p2pdiloco.web.view import (
     MAX_RUNS,
-    ContributionsView,
     Control,
     LinkView,
     NodeCondition,
@@ -86,8 +85,7 @@ class StartingSource:
         own = OwnView(
             state=NodeCondition(known.state) if known is not None else NodeCondition.JOINING,
             rest=known.rest.words if known is not None and known.rest is not None else "",
-            name=self._name,
-            peer=self._peer,
+            me=PeerRow(peer=self._peer, name=self._name),
             controls=offered_controls(known),
             limits=limits_by_name(known),
         )
@@ -191,15 +189,11 @@ def own_view(
         state=NodeCondition(snapshot.state.replace(" ", "-")),
         doubt=snapshot.doubt,
         rest=snapshot.rest.words if snapshot.rest is not None else "",
-        peer=snapshot.answered_by,
-        name=snapshot.me.name,
+        me=replace(snapshot.me, tokens_per_s=round(snapshot.me.tokens_per_s, 1)),
         device=snapshot.device,
-        inner_step=snapshot.me.inner_step,
-        tokens_per_s=round(snapshot.me.tokens_per_s, 1),
-        tokens_total=snapshot.me.tokens_total,
         step_time_s=snapshot.step_time_s,
-        loss=snapshot.me.loss,
-        contributions=_contributions(snapshot, timeline),
+        work=replace(timeline.own, refused=timeline.own.refused.copy()),
+        waiting=sum(bool(row.pending) for row in snapshot.fragments),
         link=_link_view(snapshot, link, rates),
         refusals=snapshot.refusals,
         expelled=Counter(row.expelled for row in snapshot.peers if row.expelled is not None),
@@ -207,18 +201,6 @@ def own_view(
         controls=offered_controls(state),
         limits=limits_by_name(state),
         proposed=state.proposed if state is not None else (),
-    )
-
-
-def _contributions(snapshot: NodeSnapshot, timeline: Timeline) -> ContributionsView:
-    own = timeline.own
-    return ContributionsView(
-        merged=own.merged,
-        merged_tokens=own.merged_tokens,
-        merged_at_s=own.merged_at_s,
-        waiting=sum(bool(row.pending) for row in snapshot.fragments),
-        refused=dict(own.refused),
-        given_up=own.given_up,
     )
 
 
@@ -309,7 +291,7 @@ class AskedSource:
         sent, received = self._transport.payload_bytes()
         own = OwnView(
             state=NodeCondition.SERVING,
-            peer=self._transport.peer_id,
+            me=PeerRow(peer=self._transport.peer_id),
             link=LinkView(sent_bytes=sent, received_bytes=received),
         )
         choices = tuple(RunChoice(run_id=known.id, run_name=known.name) for known in runs[:MAX_RUNS])

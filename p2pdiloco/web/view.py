@@ -42,6 +42,7 @@ from p2pdiloco.daemon.display.timeline import (
     Line,
     LossPoint,
     Natural,
+    OwnWork,
     PastEvent,
     Row,
     Text,
@@ -287,21 +288,6 @@ class PublicView(Row, frozen=True, kw_only=True):
     join: JoinView = JoinView()
 
 
-class ContributionsView(Row, frozen=True, kw_only=True):
-    """Contributions of this node since it started."""
-
-    merged: Natural = 0
-    merged_tokens: Natural = 0
-    merged_at_s: float | None = None
-    """Time of the last one that was merged."""
-    waiting: Natural = 0
-    """Contributions, one per fragment, that are made and not merged yet."""
-    refused: Annotated[dict[Text, Natural], Meta(max_length=MAX_REASONS)] = field(default_factory=dict)
-    """Refusals by the syncer's reason. Most are for a moment, and the same work is offered again."""
-    given_up: Natural = 0
-    """Contributions given up for good."""
-
-
 class LinkView(Row, frozen=True, kw_only=True):
     """Link of this node and what it carries."""
 
@@ -328,15 +314,14 @@ class OwnView(Row, frozen=True, kw_only=True):
     """Reason to doubt what it has, as in `StatusReport`."""
     rest: Line = ""
     """Reason why it makes no steps, such as "idle: on battery since 14:02"; empty: nothing keeps it."""
-    peer: Text = ""
-    name: Text = ""
+    me: PeerRow = PeerRow(peer="")
+    """This node as a member."""
     device: Text = ""
-    inner_step: Natural = 0
-    tokens_per_s: float = 0.0
-    tokens_total: Natural = 0
     step_time_s: float | None = None
-    loss: float | None = None
-    contributions: ContributionsView = ContributionsView()
+    work: OwnWork = field(default_factory=OwnWork)
+    """Contributions of this node since it started."""
+    waiting: Natural = 0
+    """Contributions, one per fragment, that are made and not merged yet."""
     link: LinkView = LinkView()
     refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REASONS)] = field(default_factory=dict)
     """Counts of what peers did wrong, by reason."""

@@ -11,10 +11,10 @@ import segno
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.reasons import LossFinding
-from p2pdiloco.daemon.display.snapshot import DataRow
+from p2pdiloco.daemon.display.snapshot import DataRow, PeerRow
+from p2pdiloco.daemon.display.timeline import OwnWork
 from p2pdiloco.web.view import (
     BehindReason,
-    ContributionsView,
     Control,
     CreditView,
     Forecast,
@@ -241,21 +241,23 @@ def _own(now_s: float) -> OwnView:
     """What the owner of the machine sees of the node."""
     return OwnView(
         state=NodeCondition.TRAINING,
-        peer=peer(0),
-        name=NAMES[0],
+        me=PeerRow(
+            peer=peer(0),
+            name=NAMES[0],
+            inner_step=41_200,
+            tokens_per_s=2_310.0,
+            tokens_total=21_000_000,
+            loss=2.91,
+        ),
         device="NVIDIA GeForce RTX 3060",
-        inner_step=41_200,
-        tokens_per_s=2_310.0,
-        tokens_total=21_000_000,
         step_time_s=0.22,
-        loss=2.91,
-        contributions=ContributionsView(
+        work=OwnWork(
             merged=482,
             merged_tokens=17_900_000,
             merged_at_s=now_s - 8,
-            waiting=2,
             refused={"stale": 5, "not in office": 2},
         ),
+        waiting=2,
         link=LinkView(
             reach="direct",
             up_bits_per_s=8.2e6,

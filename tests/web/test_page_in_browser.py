@@ -163,7 +163,7 @@ def test_it_fits_also_with_hostile_names(server: PageServer, looks: Looks, width
     )
     own = replace(
         view.own,
-        name=HOSTILE[3],
+        me=replace(view.own.me, name=HOSTILE[3]),
         device=HOSTILE[4],
         recent=HOSTILE,
         rest=HOSTILE[0],

@@ -216,7 +216,7 @@ class OwnWork(Struct):
     merged_tokens: int = 0
     merged_at_s: float | None = None
     given_up: int = 0
-    refused: Counter[str] = msgspec.field(default_factory=Counter)
+    refused: dict[str, int] = {}
 
     def take(self, reason: str, tokens: int, at_s: float) -> None:
         """Take in a `contribution` line of the event log."""
@@ -229,7 +229,7 @@ class OwnWork(Struct):
         elif reason.startswith("refused: "):
             word = reason.removeprefix("refused: ")[:80]
             if word in self.refused or len(self.refused) < MAX_REASONS:
-                self.refused[word] += 1
+                self.refused[word] = self.refused.get(word, 0) + 1
 
 
 class Timeline:
