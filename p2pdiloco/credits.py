@@ -672,9 +672,9 @@ _names_decoder = msgspec.json.Decoder(dict[str, str])
 class NamesFile:
     """File of names by peer id."""
 
-    def __init__(self, path: Path, known: Mapping[str, str], files: Files | None = None) -> None:
+    def __init__(self, path: Path, known: Mapping[str, str]) -> None:
         """`known`: names of those that are here, as they were seen last."""
-        self._path, self._known, self._files = path, known, files or Files()
+        self._path, self._known = path, known
         self._names = read_note(path, _names_decoder.decode, logger.warning, MAX_FILE_BYTES) or {}
 
     def get(self, peer: str) -> str:
@@ -685,7 +685,7 @@ class NamesFile:
         """Remember what these are called now. Raises: StorageError."""
         names = {peer: name for peer in list(peers)[:MAX_NAMES] if (name := self.get(peer))}
         if names != self._names:
-            self._files.make_folder(self._path.parent)
+            Files().make_folder(self._path.parent)
             clear_folder_at(self._path)
-            self._files.save(self._path, [msgspec.json.encode(names)], durable=False)
+            Files().save(self._path, [msgspec.json.encode(names)], durable=False)
             self._names = names

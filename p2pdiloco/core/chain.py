@@ -87,8 +87,9 @@ class Chain:
         """Number of times that another chain's state was taken."""
         self.yielded = 0
         """Number of times that it was a lighter one."""
-        self._copied = self.head.number
-        """Number of the version that was copied last, or with which this life began."""
+        self.copied = self.head.number
+        """Number of the version that was copied last, or with which this life began: below it no ancestor is
+        known for certain."""
 
     def _remember(self, version: SignedVersion, digest: bytes) -> None:
         number = version.header.number
@@ -175,14 +176,14 @@ class Chain:
         self.signed, self.head = version, head
         self._remember(version, head.digest)
         self.marks = marks_of(watermarks)
-        self._copied = head.number
+        self.copied = head.number
 
     @property
     def final(self) -> int:
         """Number of the newest final version that was made since this node follows the chain; 0: none was.
         What is said of earlier ones is the word of whoever gave a copy."""
         number = self.header.finality.final.number
-        return number if number >= self._copied else 0
+        return number if number >= self.copied else 0
 
     @property
     def absent(self) -> tuple[str, ...]:

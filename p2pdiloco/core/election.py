@@ -129,8 +129,10 @@ class Office:
         if certificate is None:
             return True
         number, digest = certificate.base
-        if self._chain.digest_of(number) not in (None, digest) or (self.holding and number > ours):
+        if self._chain.digest_of(number) not in (None, digest):
             return True
+        if self.holding and not self._chain.copied <= number <= ours:
+            return True  # of which branch that is, a copy does not show
         return ours >= number + self._shared.config.term_versions
 
     def why_open(self, now: float, candidate: str = "") -> str:

@@ -9,6 +9,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from typing import Literal
@@ -277,16 +278,18 @@ UNMERGED = 1 << 62
 """Mark in place of the version number of what our chain lacks."""
 
 
+@dataclass(eq=False, slots=True)
 class KeptPart:
     """Merged contribution, or several combined."""
 
-    __slots__ = ("first", "many", "number", "of", "ready", "spilled", "stamp")
-
-    def __init__(self, first: Stamp, stamp: Stamp, ready: ContributionReady, number: int) -> None:
-        self.first, self.stamp, self.ready, self.number = first, stamp, ready, number
-        self.many, self.spilled = 1, False
-        self.of = 0
-        """Equal for those that the same seats had whenever another chain took the place of ours."""
+    first: Stamp
+    stamp: Stamp
+    ready: ContributionReady
+    number: int
+    many: int = 1
+    spilled: bool = False
+    of: int = 0
+    """Equal for those that the same seats had whenever another chain took the place of ours."""
 
 
 class KeptContributions:

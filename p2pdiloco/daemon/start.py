@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -127,22 +128,17 @@ async def _join(
                 return
 
 
+@dataclass
 class _RunSession:
     """Sessions of this process as a member of its run: mostly one."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        approval: Approval,
-        recent: RecentLines,
-        views: Views,
-        controls: NodeControls,
-        stop: asyncio.Event,
-        told: _JoinOptions,
-    ) -> None:
-        self._identity, self._approval, self._recent = identity, approval, recent
-        self._views, self._controls, self._stop = views, controls, stop
-        self._may_be_alone, self._names = told.may_be_alone, told.unknown
+    _identity: Identity
+    _approval: Approval
+    _recent: RecentLines
+    _views: Views
+    _controls: NodeControls
+    _stop: asyncio.Event
+    _told: _JoinOptions
 
     async def once(self, settings: NodeSettings, own: tuple[Path, Manifest] | None) -> str:
         """Find the run, and be its member until told to stop or to be away. Returns the run's id, if it was
@@ -155,12 +151,12 @@ class _RunSession:
         hosts = peers_of(settings.join)
         door, reach = FrontDoor(DialBack(transport)), Reachability(transport, wish, hosts)
         peer = OwnPeer(identity, transport, door, reach)
-        await unless_stopped(begin(transport, door, settings, self._may_be_alone), stop)
+        await unless_stopped(begin(transport, door, settings, self._told.may_be_alone), stop)
         await unless_stopped(reach.check(), stop)
         if stop.is_set():
             await transport.close()
             return ""
-        looking = look_up_again(transport, self._names)
+        looking = look_up_again(transport, self._told.unknown)
         try:
             print_addresses(transport.addresses(), "node")
             approve, where, begins = self._approval.approve, settings.data_dir, settings.genesis
@@ -173,7 +169,7 @@ class _RunSession:
             found = await unless_stopped(finding, stop)
             if found is None:
                 return ""
-            self._may_be_alone = True  # after a time away, nobody need be there
+            self._told = replace(self._told, may_be_alone=True)  # after a time away, nobody need be there
             print_join(transport.addresses(), [found[0]])
             await _membership(
                 settings, peer, self._recent, found, self._views, self._controls, stop, self._approval

@@ -15,6 +15,7 @@ import logging
 import mimetypes
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlencode
@@ -308,6 +309,7 @@ class StrangersRateLimit:
         return True
 
 
+@dataclass
 class WebGuard:
     """ASGI application in front of the page's: who asks, and by a way that the owner's browser would take?
 
@@ -321,10 +323,12 @@ class WebGuard:
     doing more than the page needs.
     """
 
-    def __init__(self, app: ASGIApp, keys: OwnerKeys, names: OwnHostNames, is_public: bool) -> None:
-        """`is_public`: anybody may see the public part."""
-        self._app, self._keys, self._names, self._is_public = app, keys, names, is_public
-        self._turn = StrangersRateLimit()
+    _app: ASGIApp
+    _keys: OwnerKeys
+    _names: OwnHostNames
+    _is_public: bool
+    """True: anybody may see the public part."""
+    _turn: StrangersRateLimit = field(default_factory=StrangersRateLimit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

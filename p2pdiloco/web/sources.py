@@ -14,6 +14,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -73,11 +74,14 @@ def limits_by_name(state: ControlState | None) -> dict[str, str]:
     return {row.name: row.value for row in state.limits} if state is not None else {}
 
 
+@dataclass
 class StartingSource:
     """Source of a program that has no run yet."""
 
-    def __init__(self, role: str, name: str, peer: str, controls: OwnerControls | None = None) -> None:
-        self._role, self._name, self._peer, self._controls = role, name, peer, controls
+    _role: str
+    _name: str
+    _peer: str
+    _controls: OwnerControls | None = None
 
     def view(self, run: str) -> RunView | None:
         """Say that it is joining, or away for its owner's sake."""

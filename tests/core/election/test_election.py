@@ -477,6 +477,20 @@ def test_an_office_is_of_the_branch_for_which_it_was_elected() -> None:
     assert solo.fragment.office.syncer is None
 
 
+def test_a_holder_that_copied_a_state_lays_down_an_office_of_before() -> None:
+    """It counted on itself, and for the others it was of another branch: nobody was elected (seed 500036)."""
+    chain = branch(3, learners=PEERS)
+    solo = Solo(peers=PEERS, restored=saved(chain))
+    solo.wait(1.0)
+    solo.learn()
+    solo.take_office()
+    assert solo.fragment.office.holding
+    other = child(child(chain[2].header, "p2", (*PEERS, "me")).header, "p2", (*PEERS, "me"))
+    solo.fragment.chain.replace(other, table(other))
+    solo.wait(0.1)
+    assert not solo.fragment.office.holding
+
+
 def test_who_has_itself_elected_again_is_waited_for_no_longer() -> None:
     """One that made nothing stood again every five seconds: no version in 533 seconds, and no suspicion."""
     solo = Solo(peers=PEERS)

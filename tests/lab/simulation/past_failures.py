@@ -124,4 +124,5 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
     (300100, "storm", None, "the same, and the others' majority needed its vote"),
     (95002, "storm", None, "two that waited for each other's next version, after a trial, stood still"),
     (110027, "wan", None, "where holders are asked at random, one that does not deliver is asked again"),
+    (500036, "partition", None, "a holder that had copied another branch counted on itself for ever"),
 )
