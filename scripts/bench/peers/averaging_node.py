@@ -81,6 +81,9 @@ class Puppet:
         self._slots.add(fragment)
         self._tell(ch.CopiedOut(fragment, self._tokens, self._steps, base.number, base.buffer, 1, True))
 
+    def follow(self, course: object) -> None:
+        """Nothing is trained by it."""
+
     def send(self, command: Any) -> bool:
         asyncio.get_running_loop().call_soon(self._obey, command)
         return True

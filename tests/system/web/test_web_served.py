@@ -53,7 +53,7 @@ def test_a_run_on_pages_and_in_prometheus(visited_swarm: Swarm) -> None:
     # A name comes with a record of the DHT, perhaps after the first merge.
     swarm.until(merged_both, "a merge of both on the page")
     assert ask(one, "view")["own"]["state"] == "training" and ask(one, "healthz", token=False) == "training\n"
-    swarm.until(lambda: ask(one, "view")["own"]["contributions"]["merged"] > 0, "a contribution of its own")
+    swarm.until(lambda: ask(one, "view")["own"]["work"]["merged"] > 0, "a contribution of its own")
     with pytest.raises(urllib.error.HTTPError, match="401"):
         ask(one, "view", token=False)
 
