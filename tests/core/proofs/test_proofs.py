@@ -464,8 +464,9 @@ def test_whose_chain_has_a_later_term_makes_no_version_of_an_earlier_one() -> No
     """Nobody could take it."""
     solo = syncer()
     one_round(solo, "p1", "p2")
-    later = child(solo.fragment.chain.header, "p1", ("p1",), solo.fragment.office.term + 3)
-    solo.fragment.chain.extend(later)
+    later = child(branch(0)[0].header, "p1", ("p1",), solo.fragment.office.term + 3)
+    solo.fragment.chain.replace(later, table(later), yields=True)
+    solo.fragment.chain.copied = 0  # as where it came as an update
     effects = solo.offer("p1", 30) + solo.offer("p2", 31) + solo.wait(1.0)
     assert not found(effects, ev.Merge) and not solo.fragment.office.holding
     assert "laid down: our chain has a version of a later term" in reasons(effects, "office")
