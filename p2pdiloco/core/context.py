@@ -163,6 +163,9 @@ class Electorate:
         self._shared = shared
         self._fragment = fragment
         self._roster = roster
+        self.elsewhere: set[str] = set()
+        """Members that could not judge our last candidacy, as they were in another epoch: they have a vote once
+        they have a head of our chain."""
 
     def voters(self, now: float) -> list[str]:
         """List everyone that counts in a majority and has been heard, oneself included with a vote.
@@ -246,10 +249,11 @@ class Electorate:
 
     def reachable(self, now: float) -> int:
         """Count those of these of which a quorum may be asked for: nobody on another branch."""
-        view, roster = self._shared.view, self._roster
-        attending = roster.attending("learners", self.expected(now))
-        heads = (view.head(peer, self._fragment) for peer in attending)
-        return sum(head is None or roster.knows(head) for head in heads)
+        return sum(map(self._has_ours, self._roster.attending("learners", self.expected(now))))
+
+    def _has_ours(self, peer: str) -> bool:
+        head = self._shared.view.head(peer, self._fragment)
+        return head is None or self._roster.knows(head)
 
     def peer_of(self, child: str, now: float) -> str:
         """Find the peer that sends for that child; empty if none is known."""

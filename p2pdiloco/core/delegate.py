@@ -405,7 +405,8 @@ class LeafElectorate(Electorate):
         return [p for p in self.mates() if p in seats and p != shared.me and shared.view.may_come(p, now)]
 
     def voters(self, now: float) -> list[str]:
-        return self._roster.of("voters", self._ours("voters", self._shared.voters(now)))
+        found = self._roster.of("voters", self._ours("voters", self._shared.voters(now)))
+        return [peer for peer in found if peer not in self.elsewhere or self._has_ours(peer)]
 
     def size(self, now: float) -> int:
         return len(self.voters(now)) + len(self._unheard(now))

@@ -132,7 +132,7 @@ class Candidacy:
         self._reason = reason
         self.votes: dict[str, Vote] = {}
         self._refused: set[str] = set()
-        self._again: set[str] = set()
+        self.again: set[str] = set()
         """Voters that could not judge our candidacy yet."""
         self.again_s: float | None = None
         """Time at which they are asked again."""
@@ -143,7 +143,7 @@ class Candidacy:
 
     def silent(self, now: float) -> set[str]:
         """List those that have not answered."""
-        answered = self.votes.keys() | self._refused | self._again
+        answered = self.votes.keys() | self._refused | self.again
         return {*self._electorate.asked(now)} - answered
 
     def count(self, vote: Vote, now: float) -> bool:
@@ -165,7 +165,7 @@ class Candidacy:
 
     def later(self, voter: str, now: float) -> None:
         """Note that this voter is to be asked again."""
-        self._again.add(voter)
+        self.again.add(voter)
         if self.again_s is None:
             self.again_s = now + self._shared.timing.retry_s
 
@@ -174,9 +174,9 @@ class Candidacy:
         if self.again_s is None or now < self.again_s:
             return
         request = self.request()
-        for peer in sorted(self._again):
+        for peer in sorted(self.again):
             self._shared.out.send(peer, request)
-        self._again, self.again_s = set(), None
+        self.again, self.again_s = set(), None
 
     def certificate(self) -> Certificate:
         """Make the proof of our election."""

@@ -16,6 +16,7 @@ from kit import (
     OWNER,
     RUN,
     certificate,
+    child,
     config,
     contribution,
     digest,
@@ -24,6 +25,7 @@ from kit import (
     progress,
     sign,
     signed_part,
+    table,
     vote,
     word,
 )
@@ -292,6 +294,22 @@ def test_a_vote_request_of_an_epoch_that_we_are_not_in_is_asked_again_in_the_sam
     refused = [e.message for e in effects if isinstance(e, ev.Send)]
     assert isinstance(refused[0], msg.VoteRefused) and refused[0].reason is VoteRefusal.OTHER_EPOCH
     assert not [e for e in effects if isinstance(e, ev.Persist)]
+
+
+def test_who_is_of_another_branch_and_epoch_has_no_vote_in_a_leaf_group() -> None:
+    """It could give none, and its mate was never elected (partition 700080)."""
+    run = Run(6, 3, term_versions=50)
+    run.round()
+    swarm = run.swarm
+    lost, mate = (swarm.members[peer].core.fragments[0] for peer in ("m4", "m5"))
+    assert lost.posts.leaf.office.holding and mate.posts.leaf.electorate.size(swarm.now) == 2
+    other = child(genesis(0, 2).header, "m4", ("m4",), epoch=7)
+    lost.chain.replace(other, table(other), yields=True)
+    lost.follower.poll = lambda now: None  # as it found worse what the others have
+    for _ in range(4):
+        swarm.contribute(*(peer for peer in run.peers if peer != "m4"))
+        swarm.run(ROUND_S)
+    assert mate.posts.leaf.office.holding and "m5" in run.merges[-1]
 
 
 @pytest.mark.parametrize(

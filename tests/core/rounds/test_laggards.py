@@ -38,10 +38,16 @@ def test_a_stranger_that_never_moves_delays_a_few_versions() -> None:
 
 def test_heads_that_are_not_of_our_chain_are_no_way_forward() -> None:
     laggards, chain = lone()
-    for number in range(3 * IN_VAIN):
-        made_up = Head(number, bytes(32), number, 1)
+    for more in range(3 * IN_VAIN):
+        made_up = Head(chain.head.number + 1, bytes(32), more, 1)
         (waited,) = waits(laggards, chain, "s1", made_up, 1)
-        assert waited == (number < IN_VAIN)
+        assert waited == (more < IN_VAIN)
+
+
+def test_nobody_on_another_branch_is_waited_for() -> None:
+    """A lone syncer waited sixteen intervals a version for one that follows another chain (datacentre 700018)."""
+    laggards, chain = lone()
+    assert waits(laggards, chain, "p1", Head(1, bytes(32), 1, 1), 3) == [False] * 3
 
 
 def test_a_newcomer_that_comes_nearer_is_waited_for_but_no_longer() -> None:

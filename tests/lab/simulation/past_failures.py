@@ -125,4 +125,6 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
     (95002, "storm", None, "two that waited for each other's next version, after a trial, stood still"),
     (110027, "wan", None, "where holders are asked at random, one that does not deliver is asked again"),
     (500036, "partition", None, "a holder that had copied another branch counted on itself for ever"),
+    (700018, "datacentre", None, "a root waited sixteen intervals a version for one on another branch"),
+    (700080, "partition", None, "one of two that are left found the other's state worse, in another epoch"),
 )
