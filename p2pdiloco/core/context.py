@@ -174,11 +174,14 @@ class Electorate:
 
     def size(self, now: float) -> int:
         """Count the members of which a majority is needed."""
-        return len(self.voters(now))
+        return len(self.voters(now)) + len(self._unheard(now))
 
     def count(self, peers: Iterable[str], now: float) -> int:
         """Count those of these that count in a majority."""
-        return len(set(peers).intersection(self.voters(now)))
+        return len({*self.voters(now), *self._unheard(now)}.intersection(peers))
+
+    def _unheard(self, now: float) -> list[str]:
+        return []
 
     def admits(self, peer: str, now: float) -> bool:
         """Tell whether that peer belongs here, for all that we know."""
@@ -190,7 +193,8 @@ class Electorate:
 
     def ready(self, now: float) -> bool:
         """Tell whether enough is known of the others for it to make sense to stand."""
-        return True
+        unheard = len(self._unheard(now))
+        return not unheard or len(self.voters(now)) > unheard
 
     def others(self, now: float) -> list[str]:
         """List everyone that is told of elections and versions, without oneself."""

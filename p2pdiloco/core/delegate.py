@@ -408,19 +408,8 @@ class LeafElectorate(Electorate):
         found = self._roster.of("voters", self._ours("voters", self._shared.voters(now)))
         return [peer for peer in found if peer not in self.elsewhere or self._has_ours(peer)]
 
-    def size(self, now: float) -> int:
-        return len(self.voters(now)) + len(self._unheard(now))
-
-    def count(self, peers: Iterable[str], now: float) -> int:
-        entitled = {*self.voters(now), *self._unheard(now)}
-        return len(set(peers) & entitled)
-
     def admits(self, peer: str, now: float) -> bool:
         return self._belongs(peer)
-
-    def ready(self, now: float) -> bool:
-        voters, unheard = len(self.voters(now)), len(self._unheard(now))
-        return unheard == 0 or voters > unheard
 
     def others(self, now: float) -> list[str]:
         return self._ours("members", self._shared.view.members(now))
@@ -529,7 +518,7 @@ class UpperElectorate(Electorate):
         known = self.holders(now)
         return [child for child in self.children if child not in known and any(self._listed(child))]
 
-    def _believed(self, now: float) -> list[str]:
+    def _unheard(self, now: float) -> list[str]:
         """List the unknown ones in which a seat is, while groups are new: the others may be names only."""
         if now >= self._since_s + self._shared.timing.settle_s:
             return []
@@ -540,23 +529,16 @@ class UpperElectorate(Electorate):
         peers = sorted([*others, self._shared.me]) if self._shared.votes else others
         return self._roster.of("voters", peers)
 
-    def size(self, now: float) -> int:
-        return len(self.voters(now)) + len(self._believed(now))
-
     def count(self, peers: Iterable[str], now: float) -> int:
         """Count these voters. One that is unknown to us may be the syncer of a group whose syncer is unknown
         to us."""
         given, voters = set(peers), set(self.voters(now))
         unknown = given.difference(voters, self.holders(now).values())
         strangers = self._roster.seats & unknown
-        return len(given & voters) + min(len(strangers), len(self._believed(now)))
+        return len(given & voters) + min(len(strangers), len(self._unheard(now)))
 
     def admits(self, peer: str, now: float) -> bool:
         return peer in self.holders(now).values()
-
-    def ready(self, now: float) -> bool:
-        voters, unknown = len(self.voters(now)), len(self._believed(now))
-        return unknown == 0 or voters > unknown
 
     def others(self, now: float) -> list[str]:
         return self._peers(now, self._shared.view.members(now))
@@ -567,7 +549,7 @@ class UpperElectorate(Electorate):
     def expected(self, now: float) -> list[str]:
         live = {*self.live(now), self._shared.me}
         known = [child for child, peer in self.holders(now).items() if peer in live]
-        return sorted([*known, *self._believed(now)])
+        return sorted([*known, *self._unheard(now)])
 
     def reachable(self, now: float) -> int:
         return len(self.live(now)) + 1
