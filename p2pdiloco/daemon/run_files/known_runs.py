@@ -367,14 +367,17 @@ def change_ways(data_dir: Path, change: Callable[..., WaysIn], *told: object) ->
     saved, so a full disk keeps nobody from going on. For the process that has the folder's lock; not on the
     event loop.
 
-    Raises: StorageError (it is news, and not saved).
+    Raises: StorageError (it is news, and not saved; or what is there cannot be read just now).
     """
+    path = data_dir / JOINED
     with _changing:
+        if path.is_file():
+            Files().read(path)
         before = WaysIn.load(data_dir)
         content = msgspec.json.encode(change(before, *told))
         if content != msgspec.json.encode(before):
             # Whatever the news is, link and runs are written anew with it, and have to outlive a power cut.
-            Files().save(data_dir / JOINED, [content], durable=True, private=True)
+            Files().save(path, [content], durable=True, private=True)
 
 
 def note_ways(data_dir: Path, change: Callable[..., WaysIn], *told: object) -> None:

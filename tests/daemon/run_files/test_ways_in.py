@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,17 @@ FULL = WaysIn(
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     failing = Mock(side_effect=StorageError("the disk is full"))
     return lambda: monkeypatch.setattr(Files, "save", failing)
+
+
+def test_what_cannot_be_read_for_a_moment_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_ways(tmp_path, WaysIn.given, WORD)
+    with monkeypatch.context() as disk, pytest.raises(StorageError):
+        disk.setattr(Path, "open", Mock(side_effect=OSError(errno.EIO, "input/output error")))
+        change_ways(tmp_path, WaysIn.listening, [address(31337)])
+    change_ways(tmp_path, WaysIn.listening, [address(31337)])
+    assert WaysIn.load(tmp_path) == WaysIn(link=WORD, port=31337)
 
 
 def test_what_was_joined_stays_until_something_else_is(tmp_path: Path) -> None:
