@@ -67,6 +67,23 @@ def loop_s() -> float:
     return get_running_loop().time()
 
 
+class Rests(BoundedDict[K, tuple[float, float]]):
+    """Rests of what failed: when each ends, and its length, which doubles until the key is removed."""
+
+    def __init__(self, first_s: float, most_s: float, now: Now = loop_s) -> None:
+        super().__init__(8 * MOST_NOTED)
+        self._first_s, self._most_s, self._now = first_s, most_s, now
+
+    def rests(self, key: K) -> bool:
+        """Tell whether its rest goes on."""
+        return key in self and self._now() < self[key][0]
+
+    def lengthen(self, key: K) -> None:
+        """Let it rest, for twice as long as before."""
+        length_s = min(2 * self[key][1], self._most_s) if key in self else self._first_s
+        self[key] = self._now() + length_s, length_s
+
+
 async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancel these tasks, and wait until all have ended, however they do."""
     from asyncio import gather

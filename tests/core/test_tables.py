@@ -18,7 +18,7 @@ from p2pdiloco.core.follower import FOLLOW_TABLE, FollowSignal, FollowState
 from p2pdiloco.core.pending import SEND_TABLE, SendSignal, SendState
 from p2pdiloco.core.round import ROUND_TABLE, RoundSignal, RoundState
 from p2pdiloco.errors import InvariantViolation
-from p2pdiloco.util import BoundedDict, Machine, MovingAverage, Table
+from p2pdiloco.util import BoundedDict, Machine, MovingAverage, Rests, Table
 
 OFFICE = """
            STAND      LOSE    WIN      FOLLOW     OPEN
@@ -115,6 +115,22 @@ def test_who_is_set_again_is_kept_longer() -> None:
     table["a"] = 3
     table["c"] = 4
     assert dict(table) == {"a": 3, "c": 4}
+
+
+def test_rests_double_up_to_the_longest_for_each_key() -> None:
+    now_s, lengths_s = 0.0, []
+    rests: Rests[str] = Rests(30.0, 3600.0, lambda: now_s)
+    for _ in range(9):
+        rests.lengthen("liar")
+        began_s = now_s
+        while rests.rests("liar"):
+            now_s += 10
+        lengths_s.append(now_s - began_s)
+        assert not rests.rests("honest")
+    assert lengths_s == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
+    del rests["liar"]
+    rests.lengthen("liar")
+    assert rests["liar"] == (now_s + 30, 30)
 
 
 def test_a_default_counts_like_what_is_set() -> None:

@@ -43,7 +43,7 @@ from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserE
 from p2pdiloco.learner.channel import DataShare, Status
 from p2pdiloco.ports import PostEvent, Transport
 from p2pdiloco.release import WIRE_VERSION
-from p2pdiloco.util import BoundedDict, Now, Say, loop_s
+from p2pdiloco.util import BoundedDict, Now, Rests, Say, loop_s
 
 if TYPE_CHECKING:
     from p2pdiloco.daemon.admission import Introductions
@@ -161,8 +161,8 @@ class Presence:
         self._attempts = Attempts(UNKNOWN_DIALS, UNKNOWN_DIALS_S)
         self._tried: BoundedDict[str, float] = BoundedDict(MAX_NAMED)
         """Time at which each was dialled last; who waited longest comes first."""
-        self._rests: BoundedDict[str, tuple[float, float]] = BoundedDict(MAX_NAMED)
-        """Time until which each that could not be dialled is left alone, and length of that pause."""
+        self._rests: Rests[str] = Rests(REST_S, MOST_REST_S)
+        """Rests of those that could not be dialled."""
         self._ours_seen: wire.Presence | None = None
         self._redial: dict[str, float] = {}
         """Time of the next attempt by peers that said they cannot be dialled."""
@@ -209,12 +209,10 @@ class Presence:
         records = await self._records()
         others: list[tuple[str, tuple[str, ...]]] = []
         hidden: set[str] = set()
-        now = loop_s()
         for peer, record in records.items():
             if not record.dialable:
                 hidden.add(peer)
-            rests_until_s, _ = self._rests.get(peer, (0.0, 0.0))
-            if now >= rests_until_s and (record.dialable or self._worth_a_try(peer)):
+            if not self._rests.rests(peer) and (record.dialable or self._worth_a_try(peer)):
                 others.append((peer, record.addresses))
         others.sort(key=lambda other: self._tried.get(other[0], 0.0))
         self._meet([other for other in others if self._admits(other[0])])
@@ -334,7 +332,7 @@ class Presence:
         try:
             await self._transport.connect(peer, addresses)
             if self._guests is not None and not self._admits(peer) and await self._guests.meet(peer) is None:
-                self._rest(peer)  # then it is tried again
+                self._rests.lengthen(peer)  # then it is tried again
                 return
             self._rests.pop(peer, None)
             self._connected[peer] = addresses
@@ -343,14 +341,9 @@ class Presence:
             pass  # it is not the peer's fault
         except PeerUnreachable as error:
             logger.debug("cannot dial %s: %s", peer, error)
-            self._rest(peer)
+            self._rests.lengthen(peer)
         finally:
             del self._dials[peer]
-
-    def _rest(self, peer: str) -> None:
-        _, before_s = self._rests.get(peer, (0.0, REST_S / 2))
-        pause_s = min(2 * before_s, MOST_REST_S)
-        self._rests[peer] = loop_s() + pause_s, pause_s
 
 
 ASK_TIMEOUT_S, STATUS_TIMEOUT_S = 5.0, 3.0

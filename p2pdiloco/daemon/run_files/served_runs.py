@@ -18,9 +18,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -78,7 +77,7 @@ from p2pdiloco.errors import (
 from p2pdiloco.identity import Identity, verify
 from p2pdiloco.learner.lifeline import ignore_signals
 from p2pdiloco.ports import Transport
-from p2pdiloco.util import Now, end_with, yield_memory
+from p2pdiloco.util import Now, Rests, end_with, yield_memory
 
 logger = logging.getLogger("p2pdiloco")
 LOOK_S = 1.0
@@ -89,8 +88,6 @@ DISK_MARGIN_BYTES = 1 << 30
 """Disk that others' files leave free, in bytes."""
 WRONG_S, MAX_WRONG_S = 30.0, 3600.0
 """Pause before a peer is asked again for a run of which it gave a wrong file: it doubles up to the second."""
-MAX_WRONG = 1024
-"""Number of runs and peers of which that is known."""
 
 
 @dataclass
@@ -105,7 +102,8 @@ class Mirror:
     _now: Now = time.monotonic
 
     def __post_init__(self) -> None:
-        self._rests = _Rests(self._now)
+        self._rests: Rests[tuple[str, str]] = Rests(WRONG_S, MAX_WRONG_S, self._now)
+        """Rests of peers that gave wrong files of a run: what is wrong now is wrong in a moment too."""
         self.listed: dict[str, ListedRun] = {}
         """Runs that the peers listed when they were last asked."""
 
@@ -165,7 +163,7 @@ class Mirror:
 
     async def _fetched(self, listed: ListedRun) -> PublishedRun | None:
         """Fetch a run, its manifest last: what has that is whole. None: nobody has the true one."""
-        hosts = [host for host in self._hosts if not self._rests.rests(listed.run, host)]
+        hosts = [host for host in self._hosts if not self._rests.rests((listed.run, host))]
         if not hosts:
             return None
         run = await pull_run(self._transport, listed, hosts)
@@ -173,8 +171,14 @@ class Mirror:
             return None
         signed, manifest = run.signed, run.manifest
         await asyncio.to_thread(Files().make_folder, run_folder(self._data_dir, run.id))
-        wrong = partial(self._rests.lengthen, run.id)
-        await fetched_tokenizer(self._transport, self._data_dir, run.id, manifest, hosts, wrong)
+        await fetched_tokenizer(
+            self._transport,
+            self._data_dir,
+            run.id,
+            manifest,
+            hosts,
+            lambda peer: self._rests.lengthen((run.id, peer)),
+        )
         if not await asyncio.to_thread(is_kept, self._data_dir, run.id, manifest):
             await first_that_gives("version 0", hosts, lambda peer: self._initial(peer, run.id, manifest))
         await asyncio.to_thread(save_signed, signed_file(self._data_dir, run.id), signed)
@@ -207,27 +211,8 @@ class Mirror:
             if await asyncio.to_thread(is_kept, self._data_dir, run, manifest):
                 return
             if alone:
-                self._rests.lengthen(run, peer)
+                self._rests.lengthen((run, peer))
                 raise RemoteError("wrong-digest")
-
-
-class _Rests:
-    """Pauses of peers that gave wrong files of a run: what is wrong now is wrong in a moment too."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._until: dict[tuple[str, str], tuple[float, float]] = {}
-        """End of the pause and its length, by run and peer."""
-
-    def rests(self, run: str, peer: str) -> bool:
-        return self._now() < self._until.get((run, peer), (0.0, 0.0))[0]
-
-    def lengthen(self, run: str, peer: str) -> None:
-        _, before_s = self._until.pop((run, peer), (0.0, WRONG_S / 2))
-        pause_s = min(2 * before_s, MAX_WRONG_S)
-        self._until[run, peer] = (self._now() + pause_s, pause_s)
-        if len(self._until) > MAX_WRONG:
-            del self._until[next(iter(self._until))]
 
 
 class _PartFile:

@@ -203,22 +203,6 @@ async def test_who_gave_a_wrong_tokenizer_is_told_of(hub: MemoryNetwork, tmp_pat
     assert liars == [first.peer_id]
 
 
-def test_pauses_double_up_to_an_hour_for_each_run_and_peer() -> None:
-    now_s, pauses_s = 0.0, []
-    rests = mirror._Rests(lambda: now_s)
-    for _ in range(9):
-        rests.lengthen("run", "liar")
-        began_s = now_s
-        while rests.rests("run", "liar"):
-            now_s += 10
-        pauses_s.append(now_s - began_s)
-        assert not rests.rests("run", "honest") and not rests.rests("other", "liar")
-    assert pauses_s == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
-    for index in range(mirror.MAX_WRONG):
-        rests.lengthen(f"run {index}", "liar")
-    assert len(rests._until) == mirror.MAX_WRONG
-
-
 async def test_another_owner_s_run_of_the_same_name_is_refused_before_anything_is_signed(
     hub: MemoryNetwork, tmp_path: Path
 ) -> None:
