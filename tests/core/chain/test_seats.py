@@ -190,6 +190,16 @@ def test_invites_fill_the_first_six_places_that_there_ever_were() -> None:
     assert carried(sixth, (3, [word("y", 2)])).seat("y") == Seat(7, 3, "", 2), "the owner gives others"
 
 
+def test_of_one_use_on_both_sides_of_a_split_the_side_that_is_left_keeps_its_guest() -> None:
+    """The other one is a learner without a seat there, whose work counts, until the owner gives it one."""
+    before = carried(founding(FIVE), (1, []))
+    ours, theirs = ((2, [admission(peer, uses=1)]) for peer in "xy")
+    assert "x" in carried(before, ours).seats and "y" in carried(before, theirs).seats
+    healed = worked(carried(before, ours, (3, [admission("y", uses=1)])), 4, "x", "y")
+    assert healed.seat("y") is None and "y" in healed and healed.seats == {*FIVE, "x"}
+    assert "y" in carried(healed, (5, [word("y", 1)])).seats
+
+
 @pytest.mark.parametrize(("seats", "most"), [(1, 1), (4, 1), (5, 1), (9, 1), (10, 2), (16, 3)])
 def test_at_most_a_fifth_of_the_seats_end_in_64_versions(seats: int, most: int) -> None:
     """One at least."""
