@@ -79,6 +79,8 @@ class HivemindTransport(Endpoint):
         self._daemon = P2PDaemon(identity_path, data_dir, options)
         self._outside: list[str] = []
         """Addresses of others at which we can be dialled: forwarded ports."""
+        self._forwarded: list[str] = []
+        """Addresses at which a router says that it forwards a port to us."""
         self._hidden: asyncio.Event | None = None
         """Event that is set when p2pd is back, while it is started anew because we asked for it; else
         None."""
@@ -133,7 +135,7 @@ class HivemindTransport(Endpoint):
 
     def addresses(self) -> list[str]:
         listen = self._listen if self._daemon.options.listen else []
-        first = [*self._daemon.options.announce, *self._outside]
+        first = [*self._daemon.options.announce, *self._forwarded, *self._outside]
         return multiaddrs.reachable_order(listen, first, self._observed, self.peer_id, self._own)
 
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
@@ -171,6 +173,10 @@ class HivemindTransport(Endpoint):
 
     def found_outside(self, addresses: Sequence[str]) -> None:
         self._outside = list(addresses)
+
+    def forwarded_at(self, addresses: Sequence[str]) -> None:
+        """Take in at which addresses a router forwards what comes."""
+        self._forwarded = list(addresses)
 
     async def hide(self) -> None:
         """p2pd must be started anew for it; 10 s at most."""

@@ -48,8 +48,6 @@ logger = logging.getLogger(__name__)
 class P2PDOptions(Frozen, kw_only=True):
     """Options of p2pd beyond its addresses."""
 
-    nat_port_map: bool = False
-    """True: ask the router for a port (UPnP)."""
     autonat: bool = True
     """True: tell peers whether they can be dialled from outside. Punch holes."""
     auto_relay: bool = False
@@ -199,7 +197,6 @@ class P2PDaemon:
             f"-id={self._identity_path}",
             "-dhtServer=1",  # libp2p's own DHT: finds addresses of peers by id
             "-idleTimeout=30s",
-            f"-natPortMap={int(options.nat_port_map)}",
             f"-autonat={int(options.autonat)}",
             f"-relay={int(options.relay)}",
             f"-autoRelay={int(options.auto_relay)}",

@@ -33,7 +33,7 @@ from p2pdiloco.adapters.data_dir import DataDir, DataDirInUse, is_in_use
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.hivemind_net import HivemindTransport, why_unreached
 from p2pdiloco.adapters.p2pd import P2PDOptions
-from p2pdiloco.cli.options import Diagnosis, bad, good, node_folder, skipped, warning
+from p2pdiloco.cli.options import Diagnosis, Level, bad, good, node_folder, skipped, warning
 from p2pdiloco.cli.run_commands import MEMBERS, STEP_TIMES_S
 from p2pdiloco.cli.status_command import visitor
 from p2pdiloco.config.manifest import Manifest
@@ -46,6 +46,7 @@ from p2pdiloco.daemon.budgets import free_disk_bytes, free_memory_bytes
 from p2pdiloco.daemon.display.snapshot import counted
 from p2pdiloco.daemon.network.discovery import ask_status, listen_again, presences
 from p2pdiloco.daemon.network.reach import measure, tcp_ports
+from p2pdiloco.daemon.network.router import Router
 from p2pdiloco.daemon.run_files.known_runs import ListedRun, RunSearch, WaysIn
 from p2pdiloco.errors import (
     RemoteError,
@@ -111,9 +112,9 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Diagnosis]:
         return
     logging.getLogger().setLevel(logging.CRITICAL)  # what is worth a line becomes a finding
     try:
-        async with dialable_visitor(data_dir, listens=not runs_here) as transport:
+        async with dialable_visitor(data_dir, listens=not runs_here) as (transport, router):
             transport.named([*own, *(text for text in addresses if peer_in(text) not in met)])
-            async for found in Visit(transport, settings, data_dir, own, met).examine(addresses):
+            async for found in Visit(transport, router, settings, data_dir, own, met).examine(addresses):
                 yield found
     except UserError as error:
         yield bad("network", str(error), error.hint)
@@ -138,6 +139,7 @@ class Visit:
     """Examination of peers, and of a run by way of them."""
 
     _transport: HivemindTransport
+    _router: Router
     _settings: DoctorSettings
     _data_dir: Path
     _own_addresses: Sequence[str]
@@ -195,7 +197,10 @@ class Visit:
 
     async def _reach(self) -> list[Diagnosis]:
         if not self._own:
-            return await check_reach(self._transport, self._reached)
+            await self._router.answer()
+            found = await check_reach(self._transport, self._reached)
+            say = good if found[0].level is Level.GOOD else warning
+            return [*found, *(say("router", words) for words in [self._router.words] if words)]
         try:
             if self._own[0] not in self._reached:  # others were named
                 await self._transport.connect(self._own[0], self._own_addresses)
@@ -206,7 +211,7 @@ class Visit:
         words = f"the node that runs here is reached: {report.members[0].reach or 'not known yet'}"
         if report.members[0].reach == REACH_WORDS[Reach.DIRECT]:
             return [good("port", words)]
-        return [warning("port", words, f"between is {likely_obstacle()}")]
+        return [warning("port", words, report.router or f"between is {likely_obstacle()}")]
 
     async def _link(self) -> Diagnosis:
         others = [peer for peer in self._reached if peer not in self._own]
@@ -492,7 +497,7 @@ CARRIER_NAT = ipaddress.ip_network("100.64.0.0/10")
 
 
 @asynccontextmanager
-async def dialable_visitor(data_dir: Path, listens: bool) -> AsyncIterator[HivemindTransport]:
+async def dialable_visitor(data_dir: Path, listens: bool) -> AsyncIterator[tuple[HivemindTransport, Router]]:
     """Start a visitor who joins nobody by itself, and can be dialled.
 
     `listens`: on the port that a node with this data folder would have.
@@ -503,7 +508,12 @@ async def dialable_visitor(data_dir: Path, listens: bool) -> AsyncIterator[Hivem
     if listens and await asyncio.to_thread(data_dir.is_dir):
         listen = await listen_again(WaysIn.load(data_dir).port, ANY_ADDRESS)
     async with visitor((), listen, P2PDOptions(relay=False)) as transport:
-        yield transport
+        router = Router(transport, listens)
+        await router.begin()
+        try:
+            yield transport, router
+        finally:
+            await router.end()
 
 
 async def dial_peers(

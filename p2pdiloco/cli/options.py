@@ -194,7 +194,7 @@ def flags_of(settings: type[Struct], says_variables: bool = True) -> Callable[[C
     def make(command: Command) -> Command:
         kinds = get_type_hints(settings)
         for name, flag in reversed(flags(settings).items()):
-            negative = f"/--no-{name}" if getattr(settings(), name) is True else ""
+            negative = "/--no-" + flag_of(name)[2:] if getattr(settings(), name) is True else ""
             option = partial(setting, settings, flag_of(name) + negative, field=name)
             values = _values_of(kinds[name])
             command = option(says_variables, cls=FlagOption, flag=flag, **values)(command)

@@ -307,6 +307,10 @@ class NodeSettings(OwnLimits, kw_only=True, forbid_unknown_fields=True):
             "Use relays to be reached behind a NAT, and relay for others; bounded. Default: relay.",
         ),
     ] = True
+    port_map: Annotated[
+        bool,
+        EXPERT("Ask the router to forward the port, behind one (UPnP, NAT-PMP). Default: port-map."),
+    ] = True
     checkpoint_every_s: Annotated[Seconds, EXPERT("Seconds between checkpoints.")] = 120.0
     eval_every_s: Annotated[Seconds, EXPERT("Seconds between evaluations on held-out data.")] = 60.0
     evaluate: Annotated[
@@ -340,6 +344,10 @@ class BootstrapSettings(Frozen, kw_only=True, forbid_unknown_fields=True):
     listen: Listen = ANY_ADDRESS
     announce: Announce = ()
     relay: Annotated[bool, NETWORK("Relay for peers behind NATs; bounded. Default: relay.")] = True
+    port_map: Annotated[
+        bool,
+        NETWORK("Ask the router to forward the port, behind one (UPnP, NAT-PMP). Default: port-map."),
+    ] = True
     max_upload: Upload = ""
     max_download: Download = ""
 

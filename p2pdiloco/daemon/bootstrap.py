@@ -24,6 +24,7 @@ from p2pdiloco.config.values import parse_web
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.network.discovery import announce_runs, look_up_again, publish_runs
 from p2pdiloco.daemon.network.reach import DialBack
+from p2pdiloco.daemon.network.router import Router
 from p2pdiloco.daemon.notice import Invite
 from p2pdiloco.daemon.program import (
     begin,
@@ -102,15 +103,18 @@ async def _open(
     # Its address is well known: it relays from the start, and tells others what it sees of them.
     options = P2PDOptions(relay=settings.relay, force_reachability="public")
     transport = await transport_of(settings, identity, options)
-    door = FrontDoor(DialBack(transport))
+    door, router = FrontDoor(DialBack(transport)), Router(transport, settings.port_map)
     await unless_stopped(begin(transport, door, settings, has_runs), stop)
+    await router.begin()
     looking = look_up_again(transport, unknown)
     try:
+        await unless_stopped(router.answer(), stop)
         if not stop.is_set():
             await unless_stopped(_Bootstrap(settings, transport, door, views, stop).run(), stop)
         logger.info("leaving")
     finally:
         looking.cancel()
+        await router.end()
         await transport.close()
 
 

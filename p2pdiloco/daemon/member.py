@@ -59,6 +59,7 @@ from p2pdiloco.daemon.network.link import (
     save_uplink,
 )
 from p2pdiloco.daemon.network.reach import Reachability
+from p2pdiloco.daemon.network.router import Router
 from p2pdiloco.daemon.payloads import (
     IN_MEMORY_BYTES,
     Compute,
@@ -116,6 +117,7 @@ class OwnPeer(Frozen):
     """Front door that answers peers; the transport is open already."""
     reach: Reachability | None = None
     """Reachability of this node: whether others can dial it, and what to look at again; None: they can."""
+    router: Router | None = None
 
 
 class Member:
@@ -342,6 +344,7 @@ class Member:
             self.peer.transport,
             held.memory,
             self.sharing,
+            self.peer.router,
         )
 
     def _amendments(self) -> tuple[Amendment, ...]:

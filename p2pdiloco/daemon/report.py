@@ -46,6 +46,7 @@ from p2pdiloco.daemon.driver import Outbound
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.network.discovery import NOT_TOLD, Sharing
 from p2pdiloco.daemon.network.link import LinkWatch
+from p2pdiloco.daemon.network.router import Router
 from p2pdiloco.daemon.owner.control import NodeControls
 from p2pdiloco.daemon.payloads import OUT_OF_BUDGET, Memory
 from p2pdiloco.daemon.run_files.footprint import STATE_BYTES
@@ -78,6 +79,7 @@ class Report:
     _transport: Transport
     _memory: Memory
     _sharing: Sharing
+    _router: Router | None = None
 
     def __post_init__(self) -> None:
         self._measurements = self._learner_diary.measurements
@@ -123,6 +125,7 @@ class Report:
             recent=self._diary.recent,
             doubt=self._doubt(now)[:240],
             link=self._link_watch.words[:240],
+            router=self._router.words if self._router is not None else "",
             data=_data_row(status) if status else None,
             bulk=self._transfers.counters(),
             course=self._course.row(now),

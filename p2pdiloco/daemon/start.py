@@ -35,6 +35,7 @@ from p2pdiloco.daemon.learner_host import try_socket
 from p2pdiloco.daemon.member import Approval, Life, Member, OwnPeer
 from p2pdiloco.daemon.network.discovery import announce_runs, look_up_again, publish_runs
 from p2pdiloco.daemon.network.reach import DialBack, Reachability
+from p2pdiloco.daemon.network.router import Router
 from p2pdiloco.daemon.owner.control import NodeControls, owned
 from p2pdiloco.daemon.owner.own_member import OwnMember
 from p2pdiloco.daemon.program import (
@@ -149,15 +150,19 @@ class _RunSession:
         options = P2PDOptions(relay=settings.relay, force_reachability=force)
         transport = await transport_of(settings, identity, options)
         hosts = peers_of(settings.join)
-        door, reach = FrontDoor(DialBack(transport)), Reachability(transport, wish, hosts)
-        peer = OwnPeer(identity, transport, door, reach)
+        door, router = FrontDoor(DialBack(transport)), Router(transport, settings.port_map)
+        reach = Reachability(transport, wish, hosts, router=router)
+        peer = OwnPeer(identity, transport, door, reach, router)
         await unless_stopped(begin(transport, door, settings, self._told.may_be_alone), stop)
+        await router.begin()
         await unless_stopped(reach.check(), stop)
         if stop.is_set():
             await transport.close()
             return ""
         looking = look_up_again(transport, self._told.unknown)
         try:
+            if not settings.join:
+                await unless_stopped(router.answer(), stop)  # what is printed leads others here
             print_addresses(transport.addresses(), "node")
             approve, where, begins = self._approval.approve, settings.data_dir, settings.genesis
             await asyncio.to_thread(note_ways, where, WaysIn.reached_at, transport.addresses())
@@ -177,6 +182,7 @@ class _RunSession:
             return found[0].id
         finally:
             looking.cancel()
+            await router.end()
             await transport.close()
 
 

@@ -220,6 +220,7 @@ def _link_view(snapshot: NodeSnapshot, link: LinkCapacity, rates: LinkRates) -> 
         received_bytes=snapshot.bytes_received,
         carried=snapshot.bulk,
         words=snapshot.link,
+        router=snapshot.router,
     )
 
 

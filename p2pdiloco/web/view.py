@@ -304,6 +304,7 @@ class LinkView(Row, frozen=True, kw_only=True):
     """Counters of what was carried, by kind (`Transfers.counters`), such as "pushed_bytes"."""
     words: Line = ""
     """Sentence about a link that does not keep up; empty: it does."""
+    router: Line = ""
 
 
 class OwnView(Row, frozen=True, kw_only=True):

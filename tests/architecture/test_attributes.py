@@ -21,6 +21,7 @@ FOREIGN = {
     "excepthook": "sys and threading",
     "handlers": "logging",
     "default_map": "click",
+    "discoverdelay": "miniupnpc",
     "grad": "torch's parameters",
     "training": "torch's modules",
     "like": "torch's contexts of an autograd function",

@@ -142,7 +142,7 @@ THIRD_PARTY = {
         "zeroconf",
     },
     "credits": {"msgspec"},
-    "daemon": {"msgspec", "numpy", "psutil", "rich", "torch", "uvloop"},
+    "daemon": {"miniupnpc", "msgspec", "numpy", "psutil", "rich", "torch", "uvloop"},
     "web": {"jinja2", "msgspec", "prometheus_client", "segno", "starlette", "uvicorn"},
     "cli": {
         "click",

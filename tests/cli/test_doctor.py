@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
@@ -28,6 +28,7 @@ from p2pdiloco.config.values import peer_in
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import PeerRow, StatusReport
 from p2pdiloco.daemon.network.reach import MeasuredLink
+from p2pdiloco.daemon.network.router import Router
 from p2pdiloco.daemon.run_files.known_runs import WaysIn, change_ways
 from p2pdiloco.errors import PeerUnreachable, RemoteError, UserError
 from p2pdiloco.identity import Identity
@@ -370,12 +371,14 @@ async def test_the_word_of_the_node_that_runs_here_counts(
         return told, 1
 
     monkeypatch.setattr(doctor, "ask_status", ask)
-    visit = doctor.Visit(Peers(), DoctorSettings(), Path(), [own])  # type: ignore[arg-type]
+    visit = doctor.Visit(Peers(), Router(Mock()), DoctorSettings(), Path(), [own])  # type: ignore[arg-type]
     visit._run, visit._reached = "ab", [PEER if joined == "own" else "other"]
     (found,) = await visit._reach()
     assert (found.level, found.words) == (Level.GOOD, "the node that runs here is reached: direct")
     assert asked == [PEER]
-    gone = doctor.Visit(Peers(), DoctorSettings(), Path(), ["/ip4/127.0.0.1/tcp/9/p2p/" + PEER])  # type: ignore[arg-type]
+    gone = doctor.Visit(
+        Peers(), Router(Mock()), DoctorSettings(), Path(), ["/ip4/127.0.0.1/tcp/9/p2p/" + PEER]
+    )  # type: ignore[arg-type]
     gone._run, gone._reached = "ab", ["other"]
     (found,) = await gone._reach()
     assert found.level is Level.SKIPPED and "does not say" in found.words

@@ -1,10 +1,11 @@
 """The internet in one process: hosts with public addresses, and homes behind NATs, each in a namespace.
 
-`python nat_box.py DEVICE=PUBLIC[,PUBLIC...][=INSIDE] ...` makes a TUN device for every host, says "ready" on
-stdout, and moves packets until stdin closes. A host with INSIDE is at home: its packets leave under the
-router's PUBLIC address, from the same port where that is free. What comes to a port of the router is let in
-only from an address and port that the home has sent something to: as behind Linux' masquerade, or most home
-routers.
+`python nat_box.py DEVICE=PUBLIC[,PUBLIC...][=INSIDE[=GATEWAY]] ...` makes a TUN device for every host, says
+"ready" on stdout, and moves packets until stdin closes. A host with INSIDE is at home: its packets leave
+under the router's PUBLIC address, from the same port where that is free. What comes to a port of the router
+is let in only from an address and port that the home has sent something to: as behind Linux' masquerade, or
+most home routers. A router with a GATEWAY, its address inside, forwards ports when it is asked by NAT-PMP
+(RFC 6886).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 TCP, UDP = 6, 17
+PMP = struct.pack("!H", 5351)
 CHECKSUM_AT = {TCP: 16, UDP: 6}
 Flow = tuple[int, int, bytes, bytes]
 """Protocol, port of the router, address and port of the other side."""
@@ -32,6 +34,10 @@ class Host:
     public: bytes
     inside: bytes = b""
     """Its own address, if it is at home."""
+    gateway: bytes = b""
+    """Address inside of its router, if that forwards ports."""
+    forwarded: set[tuple[int, int]] = field(default_factory=set)
+    """(protocol, port) of the router that everybody reaches."""
     ports: dict[tuple[int, int], int] = field(default_factory=dict)
     """(protocol, port of the home) -> port of the router."""
     owners: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -84,15 +90,48 @@ def inward(host: Host, packet: bytes) -> bytes | None:
     """As it reaches the home; None: the router drops it."""
     head, protocol = (packet[0] & 15) * 4, packet[9]
     port = struct.unpack_from("!H", packet, head + 2)[0]
-    if (protocol, port, packet[12:16], packet[head : head + 2]) not in host.allowed:
+    flow = protocol, port, packet[12:16], packet[head : head + 2]
+    if flow not in host.allowed and (protocol, port) not in host.forwarded:
         return None
     return rewritten(packet, 16, host.inside, 2, struct.pack("!H", host.owners[(protocol, port)]))
+
+
+def told_by_gateway(host: Host, packet: bytes) -> bytes | None:
+    """What the router answers to a question of NAT-PMP; None: it is none."""
+    head = (packet[0] & 15) * 4
+    said = packet[head + 8 :]
+    if (
+        packet[9] != UDP
+        or packet[16:20] != host.gateway
+        or packet[head + 2 : head + 4] != PMP
+        or len(said) < 2
+    ):
+        return None
+    answer = struct.pack("!BBHI", 0, 128 + said[1], 0, 1)
+    if said[1]:
+        inner, outer, lease_s = struct.unpack_from("!HHI", said, 4)
+        outer = host.ports.get((TCP, inner), outer or inner)
+        host.ports[(TCP, inner)], host.owners[(TCP, outer)] = outer, inner
+        (host.forwarded.add if lease_s else host.forwarded.discard)((TCP, outer))
+        answer += struct.pack("!HHI", inner, outer, lease_s)
+    else:
+        answer += host.public
+    udp = PMP + packet[head : head + 2] + struct.pack("!HH", 8 + len(answer), 0) + answer
+    data = bytearray(
+        struct.pack("!BBHIBBH", 0x45, 0, 20 + len(udp), 0, 64, UDP, 0) + host.gateway + host.inside
+    )
+    total = sum(struct.unpack("!10H", data))
+    struct.pack_into("!H", data, 10, ~((total & 0xFFFF) + (total >> 16)) & 0xFFFF)
+    return bytes(data) + udp
 
 
 def carry(source: Host, packet: bytes, hosts: dict[bytes, Host]) -> None:
     """One packet, from the device that sent it to the one that gets it, or nowhere."""
     head = (packet[0] & 15) * 4
     if packet[0] >> 4 != 4 or packet[9] not in CHECKSUM_AT or len(packet) < head + 8:
+        return
+    if source.gateway and (answer := told_by_gateway(source, packet)):
+        os.write(source.fd, answer)
         return
     if source.inside:
         packet = outward(source, packet)

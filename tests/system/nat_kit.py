@@ -34,9 +34,9 @@ def why_not() -> str:
 class Nats:
     """`public` hosts with addresses 7.0.0.1, .2, … (each with `more` further ones), and `homes` 192.168.1.2,
     192.168.2.2, … behind routers 7.0.1.1, 7.0.1.2, … of their own. (Public by libp2p's rules too, which NATs
-    are not found out without.)"""
+    are not found out without.) `forward`: the routers forward ports when they are asked."""
 
-    def __init__(self, public: int, homes: int, more: int = 0) -> None:
+    def __init__(self, public: int, homes: int, more: int = 0, forward: bool = False) -> None:
         tag = f"n{os.getpid() % 100_000}"
         outside = [[f"7.0.0.{i}", *(f"7.0.{2 + j}.{i}" for j in range(more))] for i in range(1, public + 1)]
         hosts = [(f"{tag}p{i}", own, own) for i, own in enumerate(outside, 1)]
@@ -47,6 +47,8 @@ class Nats:
         devices = [
             f"{name}={','.join(outer)}" + (f"={own[0]}" if own != outer else "") for name, outer, own in hosts
         ]
+        if forward:
+            devices[public:] = [f"{each}=192.168.{i}.1" for i, each in enumerate(devices[public:], 1)]
         self._box = subprocess.Popen(
             [sys.executable, str(BOX), *devices], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -61,7 +63,8 @@ class Nats:
                     _do("ip", "-n", name, "address", "add", f"{address}/32", "dev", name)
                 for device in ("lo", name):
                     _do("ip", "-n", name, "link", "set", device, "up")
-                _do("ip", "-n", name, "route", "add", "default", "dev", name)
+                way = ["via", f"{own[0].rsplit('.', 1)[0]}.1", "onlink"] if own[0].startswith("192.") else []
+                _do("ip", "-n", name, "route", "add", "default", *way, "dev", name)
         except BaseException:
             self.close()
             raise

@@ -86,6 +86,25 @@ def test_who_is_behind_a_nat_contributes_and_is_never_syncer(swarm: Swarm, nats:
         node.terminate()
 
 
+def test_a_router_forwards_the_port_while_a_node_runs_and_links_lead_there(swarm: Swarm) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with Nats(public=1, homes=1, forward=True) as nats:
+        outside = "/ip4/7.0.1.1/tcp/4001/p2p/"
+        host = swarm.start("host", "bootstrap", listen=ANY, within=nats.at(1))
+        swarm.until(lambda: host.address() is not None, "the host's address")
+        join = host.address() or ""
+        assert join.startswith(outside), "the link would lead nobody there"
+        looked = swarm.command("doctor", "--join", join, within=nats.at(0))
+        assert "is reached, and is who it should be" in looked.stdout, looked
+        host.terminate()
+        again = swarm.start("host", "bootstrap", "--no-port-map", listen=ANY, within=nats.at(1))
+        swarm.until(lambda: again.address() is not None, "its address again")
+        assert not (again.address() or "").startswith(outside)
+        looked = swarm.command("doctor", "--join", join, within=nats.at(0))
+        assert "1 bad" in looked.stdout, "the forwarding ended with the node"
+
+
 def test_a_hole_is_punched_between_two_homes_and_bulk_goes_directly(tmp_path: Path) -> None:
     reason = why_not()
     if reason:

@@ -316,6 +316,8 @@ class StatusReport(Row, kw_only=True):
     """Reason to doubt that what the answering node has is what all will have; empty: there is none."""
     link: Line = ""
     """Reason why the answering node's link does not keep up, and what is done about it; empty: it does."""
+    router: Line = ""
+    """Words on what the router answered when it was asked to forward a port; empty: nothing."""
     data: DataRow | None = None
     """Progress of the answering node in its data; None: no learner of its reads any (yet)."""
     bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = field(default_factory=dict)

@@ -396,7 +396,7 @@ def _warnings(snapshot: NodeSnapshot) -> Sequence[Text]:
         words.append("the disk takes nothing: no vote")
     words += [clean(snapshot.doubt), clean(snapshot.link)]
     if snapshot.me.reach not in ("", "direct"):
-        words.append(clean(snapshot.me.reach))
+        words += [clean(snapshot.me.reach), clean(snapshot.router)]
     if snapshot.refusals:
         words.append(f"refused {refusals_text(snapshot.refusals)}")
     return [Text(word, "yellow") for word in words]

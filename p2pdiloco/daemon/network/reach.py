@@ -47,6 +47,7 @@ from p2pdiloco.core.api.reasons import ProbeRefusal
 from p2pdiloco.core.api.types import Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
+from p2pdiloco.daemon.network.router import Router
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.ports import PullSource, Refusal, Transport
 from p2pdiloco.util import BoundedDict, Frozen, Now, T, loop_s
@@ -164,13 +165,15 @@ class Reachability:
         wish: Wish = "auto",
         chosen: Collection[str] = (),
         now: Now = time.monotonic,
+        router: Router | None = None,
     ) -> None:
-        """`chosen`: peers that a person named to join through."""
+        """`chosen`: peers that a person named to join through. `router`: once it is asked."""
         self._transport = transport
         self._wish = wish
         self._chosen = frozenset(chosen)
         self._is_member: Callable[[str], bool] = lambda _peer: False
         self._now = now
+        self._router = router
         self._dialable: bool | None = {"public": True, "private": False}.get(wish)
         self._named = NamedPlaces()
         self._against: set[str] = set()
@@ -228,6 +231,8 @@ class Reachability:
         else:
             self._against |= {name for name, yes in said.items() if not yes}
             self._bad_rounds += 1
+            if self._router is not None and not self._router.answered.is_set():
+                return
             alone = len(peers) <= len(voices) or self._bad_rounds >= ROUNDS_ALONE
             if (self._dialable and self._bad_rounds < 2) or not (alone or len(self._against) >= VOICES):
                 return

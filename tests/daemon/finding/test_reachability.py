@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import daemon_kit
 import pytest
@@ -35,6 +36,7 @@ from p2pdiloco.daemon.network.reach import (
     Voice,
     decisive,
 )
+from p2pdiloco.daemon.network.router import Router
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import PeerConnections
 from p2pdiloco.release import WIRE_VERSION
@@ -129,6 +131,18 @@ def among_members(world: World, now: Callable[[], float] = time.monotonic) -> Re
     reach = Reachability(world, now=now)  # type: ignore[arg-type]
     reach.believe(lambda peer: not peer.startswith("stranger"))
     return reach
+
+
+async def test_nobody_is_hidden_before_the_router_has_answered() -> None:
+    world, router = World(reached=False), Router(Mock())
+    reach = Reachability(world, router=router)  # type: ignore[arg-type]
+    reach.believe(lambda _peer: True)
+    for _ in range(3):
+        await reach.check()
+    assert reach.reach is Reach.UNKNOWN and not world.hidden
+    router.answered.set()
+    await reach.check()
+    assert world.hidden == 1
 
 
 def test_only_where_the_asker_is_connected_from_is_dialled_and_not_often() -> None:
