@@ -108,6 +108,10 @@ class Chain:
         """Tell whether that version is the head or one of its logged ancestors."""
         return self._digests.get(number) == digest
 
+    def contradicts(self, head: Head) -> bool:
+        """Tell whether that head is surely of another branch: the log has another version of its number."""
+        return self._digests.get(head.number, head.digest) != head.digest
+
     def digest_of(self, number: int) -> bytes | None:
         """Find the digest of a logged version's header; None if it is not in the log."""
         return self._digests.get(number)

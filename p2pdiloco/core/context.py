@@ -163,9 +163,7 @@ class Electorate:
         self._shared = shared
         self._fragment = fragment
         self._roster = roster
-        self.elsewhere: set[str] = set()
-        """Members that could not judge our last candidacy, as they were in another epoch: they have a vote once
-        they have a head of our chain."""
+        self._elsewhere: set[str] = set()
 
     def voters(self, now: float) -> list[str]:
         """List everyone that counts in a majority and has been heard, oneself included with a vote.
@@ -253,11 +251,15 @@ class Electorate:
 
     def reachable(self, now: float) -> int:
         """Count those of these of which a quorum may be asked for: nobody on another branch."""
-        return sum(map(self._has_ours, self._roster.attending("learners", self.expected(now))))
+        view, roster = self._shared.view, self._roster
+        attending = roster.attending("learners", self.expected(now))
+        heads = (view.head(peer, self._fragment) for peer in attending)
+        return sum(head is None or roster.knows(head) for head in heads)
 
-    def _has_ours(self, peer: str) -> bool:
-        head = self._shared.view.head(peer, self._fragment)
-        return head is None or self._roster.knows(head)
+    def leave_out(self, voters: set[str]) -> None:
+        """Count these, which did not judge our last candidacy, in no majority of a leaf group while they are
+        surely on another branch. (Of those that may be ahead of us we would make an office of our own.)"""
+        self._elsewhere = voters
 
     def peer_of(self, child: str, now: float) -> str:
         """Find the peer that sends for that child; empty if none is known."""

@@ -406,7 +406,11 @@ class LeafElectorate(Electorate):
 
     def voters(self, now: float) -> list[str]:
         found = self._roster.of("voters", self._ours("voters", self._shared.voters(now)))
-        return [peer for peer in found if peer not in self.elsewhere or self._has_ours(peer)]
+        return [peer for peer in found if peer not in self._elsewhere or not self._is_apart(peer)]
+
+    def _is_apart(self, peer: str) -> bool:
+        head = self._shared.view.head(peer, self._fragment)
+        return head is not None and self._roster.contradicts(head)
 
     def admits(self, peer: str, now: float) -> bool:
         return self._belongs(peer)

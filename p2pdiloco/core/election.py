@@ -216,7 +216,7 @@ class Office:
             if now >= self._gives_up_s:
                 if self._candidacy is not None:
                     self._shared.view.asked_in_vain(self._candidacy.silent(now), now)
-                    self._electorate.elsewhere = self._candidacy.again
+                    self._electorate.leave_out(self._candidacy.undecided(now))
                 self._lose(now, f"no majority in time for term {self._candidate_term}")
             elif self._candidacy is not None and self._candidacy.won(now):
                 self._won(self._candidacy, now)  # some have no vote any more: the rest are a majority

@@ -247,6 +247,10 @@ class Roster:
         """Tell whether that head is our head, or an ancestor of it that we remember."""
         return self._chain.knows(head.number, head.digest)
 
+    def contradicts(self, head: Head) -> bool:
+        """As `Chain.contradicts`."""
+        return self._chain.contradicts(head)
+
     def attends(self, learner: str) -> bool:
         """Tell whether something of that learner was merged lately. Else it is a newcomer (again): no quorum
         counts it, and rounds that called it in vain wait for it no more."""

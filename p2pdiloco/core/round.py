@@ -777,11 +777,11 @@ class Laggards:
 
     def waits_for(self, peer: str, named: Head | None, chain: Chain, now: float) -> bool:
         """Tell whether the version after the chain's head waits for that peer, which named this head."""
-        if named is not None and chain.digest_of(named.number) not in (None, named.digest):
+        if named is not None and chain.contradicts(named):
             return False  # on another branch it waits for no version of ours
         ours = chain.head.number
         at, looked = self._seen.get(peer, (-1, ours))
-        moved = named is not None and named.number > at and chain.knows(named.number, named.digest)
+        moved = named is not None and at < named.number <= ours  # below our log: what it copied, perhaps
         if moved and self._shared.has_seat(peer):
             self._absent.forgive(peer, Cause.ABSENT, now)
         elif looked != ours:

@@ -132,7 +132,7 @@ class Candidacy:
         self._reason = reason
         self.votes: dict[str, Vote] = {}
         self._refused: set[str] = set()
-        self.again: set[str] = set()
+        self._again: set[str] = set()
         """Voters that could not judge our candidacy yet."""
         self.again_s: float | None = None
         """Time at which they are asked again."""
@@ -141,10 +141,13 @@ class Candidacy:
         """Make the question to the voters."""
         return VoteRequest(self._group, self._context.index, self.term, self._head, self._reason)
 
+    def undecided(self, now: float) -> set[str]:
+        """List those that have not judged our candidacy."""
+        return {*self._electorate.asked(now)} - self.votes.keys() - self._refused
+
     def silent(self, now: float) -> set[str]:
         """List those that have not answered."""
-        answered = self.votes.keys() | self._refused | self.again
-        return {*self._electorate.asked(now)} - answered
+        return self.undecided(now) - self._again
 
     def count(self, vote: Vote, now: float) -> bool:
         """Take one vote in. Tell whether a majority is reached."""
@@ -165,7 +168,7 @@ class Candidacy:
 
     def later(self, voter: str, now: float) -> None:
         """Note that this voter is to be asked again."""
-        self.again.add(voter)
+        self._again.add(voter)
         if self.again_s is None:
             self.again_s = now + self._shared.timing.retry_s
 
@@ -174,9 +177,9 @@ class Candidacy:
         if self.again_s is None or now < self.again_s:
             return
         request = self.request()
-        for peer in sorted(self.again):
+        for peer in sorted(self._again):
             self._shared.out.send(peer, request)
-        self.again, self.again_s = set(), None
+        self._again, self.again_s = set(), None
 
     def certificate(self) -> Certificate:
         """Make the proof of our election."""

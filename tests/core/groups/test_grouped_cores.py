@@ -312,6 +312,19 @@ def test_who_is_of_another_branch_and_epoch_has_no_vote_in_a_leaf_group() -> Non
     assert mate.posts.leaf.office.holding and "m5" in run.merges[-1]
 
 
+def test_who_may_be_ahead_of_us_is_counted_also_if_it_judged_no_candidacy() -> None:
+    """A member whose updates came late elected itself, alone in the old group of all others, and forked."""
+    run = Run(6, 3, term_versions=50)
+    run.round()
+    core, now = run.swarm.members["m5"].core, run.swarm.now
+    fragment = core.fragments[0]
+    electorate, head = fragment.posts.leaf.electorate, fragment.chain.head
+    electorate.leave_out({"m4"})
+    for named, voters in ((replace(head, number=head.number + 1), 2), (replace(head, digest=bytes(32)), 1)):
+        core.handle(MessageReceived("m4", progress((named,))), now)
+        assert electorate.size(now) == voters
+
+
 @pytest.mark.parametrize(
     ("epoch", "verdict"), [(0, Verdict.NOT_SYNCER), (7, Verdict.OTHER_EPOCH)], ids=["ours", "another"]
 )

@@ -45,7 +45,7 @@ def test_heads_that_are_not_of_our_chain_are_no_way_forward() -> None:
 
 
 def test_nobody_on_another_branch_is_waited_for() -> None:
-    """A lone syncer waited sixteen intervals a version for one that follows another chain (datacentre 700018)."""
+    """A lone syncer waited sixteen intervals a version for one that had another chain (datacentre 700018)."""
     laggards, chain = lone()
     assert waits(laggards, chain, "p1", Head(1, bytes(32), 1, 1), 3) == [False] * 3
 
