@@ -246,7 +246,7 @@ def interface_addresses(family: str) -> list[str]:
 def behind_router(listen: Iterable[str], own: Sequence[str]) -> bool:
     """Tell whether these addresses are reached from outside through a router only. `own`: of IPv4, of this
     machine."""
-    named = [value for protocol, value in (parse(text)[0] for text in listen) if protocol == "ip4"]
+    named = [place[0] for place in map(tcp_of, listen) if place and ":" not in place[0]]
     found = map(ipaddress.IPv4Address, own if "0.0.0.0" in named else named)
     inside = [ip for ip in found if not (ip.is_loopback or ip.is_link_local)]
     return bool(inside) and not any(ip.is_global for ip in inside)

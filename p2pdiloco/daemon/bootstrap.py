@@ -105,7 +105,7 @@ async def _open(
     transport = await transport_of(settings, identity, options)
     door, router = FrontDoor(DialBack(transport)), Router(transport, settings.port_map)
     await unless_stopped(begin(transport, door, settings, has_runs), stop)
-    await router.begin()
+    await unless_stopped(router.begin(), stop)
     looking = look_up_again(transport, unknown)
     try:
         await unless_stopped(router.answer(), stop)

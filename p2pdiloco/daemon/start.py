@@ -154,13 +154,12 @@ class _RunSession:
         reach = Reachability(transport, wish, hosts, router=router)
         peer = OwnPeer(identity, transport, door, reach, router)
         await unless_stopped(begin(transport, door, settings, self._told.may_be_alone), stop)
-        await router.begin()
+        await unless_stopped(router.begin(), stop)
         await unless_stopped(reach.check(), stop)
-        if stop.is_set():
-            await transport.close()
-            return ""
         looking = look_up_again(transport, self._told.unknown)
         try:
+            if stop.is_set():
+                return ""
             if not settings.join:
                 await unless_stopped(router.answer(), stop)  # what is printed leads others here
             print_addresses(transport.addresses(), "node")

@@ -111,7 +111,8 @@ class Router:
                     await apart(self._forwarding.end)
 
     async def _keep(self) -> None:
-        port = next(place[1] for each in self._transport.listening if (place := multiaddrs.tcp_of(each)))
+        places = filter(None, map(multiaddrs.tcp_of, self._transport.listening))
+        port = next(port for ip, port in places if ":" not in ip)
         while True:
             try:
                 self._forwarding = await apart(partial(forward, port))
@@ -165,6 +166,7 @@ def by_upnp(port: int) -> Forwarding | None:
         told(client.selectigd)
     except NotForwarded:  # so it says that there is none
         return None
+    ip = told(lambda: str(ipaddress.IPv4Address(client.externalipaddress())))
 
     def ask(lease_s: int) -> None:
         told(client.addportmapping, port, "TCP", client.lanaddr, port, NAME, "", lease_s)
@@ -175,7 +177,6 @@ def by_upnp(port: int) -> Forwarding | None:
         if "Permanent" not in str(error):
             raise
         ask(0)
-    ip = str(ipaddress.IPv4Address(told(client.externalipaddress)))
     return Forwarding(ip, port, lambda: told(client.deleteportmapping, port, "TCP"))
 
 

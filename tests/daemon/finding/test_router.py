@@ -157,6 +157,18 @@ def test_a_device_that_refuses_says_why(monkeypatch: pytest.MonkeyPatch, fails: 
         by_upnp(4001)
 
 
+@pytest.mark.parametrize("said", ["", "not an address", None])
+def test_a_device_without_an_address_outside_forwards_nothing(
+    monkeypatch: pytest.MonkeyPatch, said: str | None
+) -> None:
+    """What asks it would end, and whoever waits for its answer would wait for ever."""
+    device = upnp(monkeypatch, {})
+    monkeypatch.setattr(device, "externalipaddress", lambda: said, raising=False)
+    with pytest.raises(NotForwarded):
+        by_upnp(4001)
+    assert not [each for each in device.asked if each[0] == "addportmapping"]
+
+
 def test_without_the_library_the_other_protocol_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "miniupnpc", None)
     assert by_upnp(4001) is None
@@ -177,7 +189,7 @@ def test_the_first_that_forwards_is_taken_and_else_the_first_refusal(monkeypatch
 class Listening:
     """A transport that listens at home, and what it was told."""
 
-    listening: Sequence[str] = ("/ip4/0.0.0.0/tcp/4001",)
+    listening: Sequence[str] = ("/ip6/::/tcp/5001", "/ip4/0.0.0.0/tcp/4001")
 
     def __init__(self) -> None:
         self.told: list[Sequence[str]] = []
@@ -262,6 +274,7 @@ def test_a_router_behind_another_nat_is_told_of(ip: str) -> None:
         ("/ip4/127.0.0.1/tcp/1", ["192.168.1.2"], False),
         ("/ip4/192.168.1.2/tcp/1", [], True),
         ("/ip6/::/tcp/1", ["192.168.1.2"], False),
+        ("/ip4/192.168.1.2/udp/1/quic-v1", ["192.168.1.2"], False),
     ],
 )
 def test_who_listens_at_private_addresses_only_is_behind_a_router(
