@@ -234,9 +234,12 @@ class Presence:
                 if (peer not in self._dials or peer in hidden) and (peer in there or self._has_worked(peer))
             )
         )
-        if reached != self._roster.members:
+        news = reached != self._roster.members
+        if news:
             self._roster = MemberList(reached)
         self._post(ev.PresenceSeen(self._roster, len(members) - len(reached)))
+        if news:  # one write at a time, however many are met at once
+            await asyncio.to_thread(self._keep, [*self._connected.values()])
 
     async def _records(self) -> dict[str, wire.Presence]:
         """Look up the others' records, without those of banned authors and those that we cannot make out."""
@@ -336,7 +339,6 @@ class Presence:
                 return
             self._rests.pop(peer, None)
             self._connected[peer] = addresses
-            asyncio.get_running_loop().run_in_executor(None, self._keep, [*self._connected.values()])
         except NotNow:
             pass  # it is not the peer's fault
         except PeerUnreachable as error:

@@ -17,13 +17,13 @@ import ipaddress
 import logging
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from p2pdiloco.adapters import multiaddrs
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.daemon.budgets import apart
 from p2pdiloco.errors import clean
 from p2pdiloco.util import Frozen, T, cancelled
@@ -53,10 +53,16 @@ class Forwarding(Frozen):
     """Function that ends it. It waits for the router."""
 
     @property
+    def addresses(self) -> list[str]:
+        """Addresses for others to dial: none, where the router is behind another NAT."""
+        public = ipaddress.IPv4Address(self.ip).is_global
+        return [f"/ip4/{self.ip}/tcp/{self.port}"] if public else []
+
+    @property
     def words(self) -> str:
         """Words for people."""
         words = f"the router forwards its port {self.port} to this node"
-        if ipaddress.ip_address(self.ip).is_global:
+        if self.addresses:
             return f"{words}, as {self.ip}"
         return (
             f"{words}, but its own address is {self.ip}: it is behind another NAT, of the provider perhaps, "
@@ -64,21 +70,10 @@ class Forwarding(Frozen):
         )
 
 
-class Listens(Protocol):
-    """Transport, as far as a router needs to know it."""
-
-    @property
-    def listening(self) -> Sequence[str]:
-        """Addresses on which it listens."""
-
-    def forwarded_at(self, addresses: Sequence[str]) -> None:
-        """Take in at which addresses a router forwards what comes."""
-
-
 class Router:
     """Router of this network, asked again and again."""
 
-    def __init__(self, transport: Listens, wanted: bool = True) -> None:
+    def __init__(self, transport: HivemindTransport, wanted: bool = True) -> None:
         self._transport = transport
         self._wanted = wanted
         self._forwarding: Forwarding | None = None
@@ -123,7 +118,7 @@ class Router:
                 logger.info("%s", words)
             self.words = words
             found = self._forwarding
-            self._transport.forwarded_at([f"/ip4/{found.ip}/tcp/{found.port}"] if found else [])
+            self._transport.forwarded_at(found.addresses if found else [])
             self.answered.set()
             await asyncio.sleep(RENEW_S)
 

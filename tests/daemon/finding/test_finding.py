@@ -123,6 +123,23 @@ async def test_our_record_is_published_no_more_though_it_changed_in_the_moment_o
     assert done and len(board.puts) == 1
 
 
+async def test_whom_a_look_has_met_is_kept_in_one_write() -> None:
+    """Each of them was a write of its own, and the disk kept all other threads' work waiting."""
+    board, kept = Board(), list[int]()
+    for peer in "abcd":
+        board.enter(peer)
+    presence = Presence(
+        board,  # type: ignore[arg-type]
+        "run",
+        our_record(),
+        lambda event: None,
+        keep=lambda met: kept.append(len(met)),
+    )
+    for _ in range(2):
+        await presence.look()
+    assert kept == [4], "and nothing, where nobody is new"
+
+
 async def test_members_are_looked_up_less_often_while_they_stay_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
