@@ -244,3 +244,32 @@ def test_in_groups_a_full_disk_costs_no_more_than_an_election(seed: int) -> None
                 first.setdefault(number, at_s)
         times = [t for t in first.values() if t > 15.0]
         assert max(b - a for a, b in itertools.pairwise([*times, 80.0])) < 10.0
+
+
+def test_a_member_whose_updates_come_late_at_a_change_of_groups_does_not_fork() -> None:
+    """It asked mates that were ahead, in new groups, and once it left them out elected itself in the old one."""
+    plan = calm_plan(6, until_s=1200.0, seed=100, fragments=1)
+    config = msgspec.structs.replace(
+        plan.config, group_size=3, term_versions=4, log_versions=16, grace_cap_s=10.0, max_base_age_versions=8
+    )
+    late_bytes_s = 100_000 / 24.0  # an update takes 24 s
+    specs = tuple(
+        dataclasses.replace(
+            spec,
+            step_time_s=3.0 * (1 + 0.13 * index),
+            bandwidth_bytes_s=late_bytes_s if spec.peer == "n5" else 5e6,
+        )
+        for index, spec in enumerate(plan.nodes)
+    )
+    world = World(dataclasses.replace(plan, config=config, nodes=specs, faults=False, settle_s=600.0))
+    made: dict[int, set[bytes]] = {}
+
+    def note(_host: Host, effect: Effect) -> None:
+        if isinstance(effect, CommitVersion):
+            header = effect.version.header
+            made.setdefault(header.number, set()).add(header.digest())
+
+    Commits(world).act = note
+    result = world.run()
+    assert result.ok, (result.detail, result.stuck)
+    assert all(len(versions) == 1 for versions in made.values())
