@@ -26,7 +26,8 @@ from p2pdiloco.identity import Identity
 LOOK_S = 0.1
 PATIENCE_S = 60.0
 DIRECT_S = 20.0
-"""A hole is mostly there within a second; what libp2p has not punched in three tries of 5 s does not come."""
+AGAIN_S = 3.0
+"""A hole is mostly there within a second."""
 PUSHED = bytes(4 << 20)
 
 
@@ -66,13 +67,17 @@ async def relayed_address(transport: HivemindTransport) -> str:
 
 
 async def punched(transport: HivemindTransport, peer: str, address: str) -> tuple[str, ...]:
-    """Dial it there; where the other end is, as soon as the connection is direct."""
-    await transport.connect(peer, [address])
+    """Dial it there; where the other end is, as soon as the connection is direct. If it is not soon, both had
+    dialled each other in the same moment: each then begins to punch, refuses the other, and neither tries
+    again over those connections. So they end, and another one is dialled."""
     while True:
-        link = await transport.link(peer)
-        if link is not None and link.ips:
-            return link.ips
-        await asyncio.sleep(LOOK_S)
+        await transport.connect(peer, [address])
+        for _ in range(round(AGAIN_S / LOOK_S)):
+            link = await transport.link(peer)
+            if link is not None and link.ips:
+                return link.ips
+            await asyncio.sleep(LOOK_S)
+        await transport._disconnected(peer)
 
 
 async def home(folder: Path, initial: list[str]) -> None:

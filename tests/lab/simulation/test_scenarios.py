@@ -247,7 +247,7 @@ def test_in_groups_a_full_disk_costs_no_more_than_an_election(seed: int) -> None
 
 
 def test_a_member_whose_updates_come_late_at_a_change_of_groups_does_not_fork() -> None:
-    """It asked mates that were ahead, in new groups, and once it left them out elected itself in the old one."""
+    """It left its mates out, which were ahead in new groups, and elected itself in the old one."""
     plan = calm_plan(6, until_s=1200.0, seed=100, fragments=1)
     config = msgspec.structs.replace(
         plan.config, group_size=3, term_versions=4, log_versions=16, grace_cap_s=10.0, max_base_age_versions=8
