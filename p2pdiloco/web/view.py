@@ -305,6 +305,7 @@ class LinkView(Row, frozen=True, kw_only=True):
     words: Line = ""
     """Sentence about a link that does not keep up; empty: it does."""
     router: Line = ""
+    """Words on what the router answered when it was asked to forward a port; empty: nothing."""
 
 
 class OwnView(Row, frozen=True, kw_only=True):

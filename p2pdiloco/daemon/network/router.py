@@ -2,8 +2,8 @@
 
 UPnP is spoken by miniupnpc, NAT-PMP (RFC 6886) here. p2pd could do both, but takes another port outside at
 every start, and links would not hold. Here it is the one on which the node listens, which it has again when
-it starts again. A forwarding is renewed while the node runs, ends with it, and lapses within `LEASE_S` where
-it could not be ended.
+it starts again, unless the router gives another. A forwarding is renewed while the node runs, ends with it,
+and lapses within `LEASE_S` where it could not be ended, but for routers that know permanent ones only.
 
 What a router says is a claim. Whether others reach us there, peers say (`daemon.network.reach`).
 
@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from p2pdiloco.adapters import multiaddrs
+from p2pdiloco.adapters.endpoint import report_end
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.daemon.budgets import apart
 from p2pdiloco.errors import clean
@@ -88,6 +89,7 @@ class Router:
         own = await asyncio.to_thread(multiaddrs.interface_addresses, "ip4")
         if self._wanted and multiaddrs.behind_router(self._transport.listening, own):
             self._task = asyncio.create_task(self._keep())
+            self._task.add_done_callback(partial(report_end, "router's task"))
         else:
             self.answered.set()
 
@@ -101,9 +103,11 @@ class Router:
         """End the forwarding, in `END_S` at most."""
         await cancelled([self._task] if self._task is not None else [])
         if self._forwarding is not None:
-            with suppress(TimeoutError, NotForwarded):
+            try:
                 async with asyncio.timeout(END_S):
                     await apart(self._forwarding.end)
+            except (TimeoutError, NotForwarded) as error:
+                logger.warning("%s still, perhaps: it could not be ended (%s)", self.words, error)
 
     async def _keep(self) -> None:
         places = filter(None, map(multiaddrs.tcp_of, self._transport.listening))
