@@ -257,8 +257,8 @@ class Electorate:
         return sum(head is None or roster.knows(head) for head in heads)
 
     def leave_out(self, voters: set[str]) -> None:
-        """Count these, which did not judge our last candidacy, in no majority of a leaf group while they are
-        surely on another branch. (Of those that may be ahead of us we would make an office of our own.)"""
+        """Count these, which did not judge our last candidacy, in no majority of a leaf group while no
+        updates lead from them to us. (Without those that may be ahead we would make an office of our own.)"""
         self._elsewhere = voters
 
     def peer_of(self, child: str, now: float) -> str:

@@ -410,7 +410,7 @@ class LeafElectorate(Electorate):
 
     def _is_apart(self, peer: str) -> bool:
         head = self._shared.view.head(peer, self._fragment)
-        return head is not None and self._roster.contradicts(head)
+        return head is not None and self._roster.no_way_from(head)
 
     def admits(self, peer: str, now: float) -> bool:
         return self._belongs(peer)

@@ -247,9 +247,10 @@ class Roster:
         """Tell whether that head is our head, or an ancestor of it that we remember."""
         return self._chain.knows(head.number, head.digest)
 
-    def contradicts(self, head: Head) -> bool:
-        """As `Chain.contradicts`."""
-        return self._chain.contradicts(head)
+    def no_way_from(self, head: Head) -> bool:
+        """Tell whether no updates lead from that head to ours, nor from ours to that one: it is of another
+        branch, or older than our log."""
+        return head.number <= self._chain.head.number and not self.knows(head)
 
     def attends(self, learner: str) -> bool:
         """Tell whether something of that learner was merged lately. Else it is a newcomer (again): no quorum

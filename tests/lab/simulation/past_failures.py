@@ -127,4 +127,5 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
     (500036, "partition", None, "a holder that had copied another branch counted on itself for ever"),
     (700018, "datacentre", None, "a root waited sixteen intervals a version for one on another branch"),
     (700080, "partition", None, "one of two that are left found the other's state worse, in another epoch"),
+    (705, "churn", None, "the same, where one had a head older than the log"),
 )
