@@ -17,6 +17,7 @@ import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import base58
@@ -60,6 +61,14 @@ _CODES = {
 """Codes of the binary form: protocol, and bytes of its value; -1: its length stands before it. Source:
 https://github.com/multiformats/multicodec/blob/master/table.csv"""
 Parts = list[tuple[str, str]]
+IP4, IP6 = "/ip4/0.0.0.0/", "/ip6/::/"
+FAR_AWAY = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
+"""Addresses of documentation: nothing is sent there, it is only asked which way it would go."""
+SHARED = tuple(map(ipaddress.ip_network, ("100.64.0.0/10", "fd7a:115c:a1e0::/48")))
+"""Addresses of networks wider than a home, that are no Internet: of Tailscale, and of providers' own NATs."""
+IF_INET6 = Path("/proc/net/if_inet6")
+PASSING = 0x29
+"""Flags of an IPv6 address that is temporary (1), a duplicate (8) or deprecated (0x20): linux/if_addr.h."""
 
 
 def parse(text: str) -> Parts:
@@ -178,9 +187,17 @@ def direct_ips(ends: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value for protocol, value in hosts if protocol in {"ip4", "ip6"}))
 
 
+def of_both_families(listen: Sequence[str]) -> Sequence[str]:
+    """Add ::, with the same port, to each 0.0.0.0, where this machine can do IPv6 and no IPv6 address is
+    named."""
+    if not socket.has_dualstack_ipv6() or any(text.startswith("/ip6/") for text in listen):
+        return listen
+    return [*listen, *(text.replace(IP4, IP6) for text in listen if text.startswith(IP4))]
+
+
 def claim_ports(listen: Sequence[str]) -> list[str]:
-    """Claim ports: the listen addresses with every port 0 replaced by a free one, and every other one found
-    free.
+    """Claim ports: the listen addresses with every port 0 replaced by a free one, the same one for 0.0.0.0
+    and :: if these are all, and every other one found free.
 
     p2pd binds with SO_REUSEPORT: a second one on the same port would start without a word and take half of
     the first one's connections. Binding here without that option tells.
@@ -188,6 +205,9 @@ def claim_ports(listen: Sequence[str]) -> list[str]:
     Raises:
         UserError: malformed, port in use, not allowed, or not an address of this machine.
     """
+    if list(listen) == [f"{IP4}tcp/0", f"{IP6}tcp/0"]:
+        with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as probe:
+            listen = [f"{text[:-1]}{probe.getsockname()[1]}" for text in listen]
     claimed: list[str] = []
     probes: list[socket.socket] = []
     try:
@@ -213,14 +233,15 @@ def reachable_order(
     peer_id: str,
     own: Mapping[str, Sequence[str]],
 ) -> list[str]:
-    """Order the addresses to tell others, most reachable first: announced, public, private, relayed,
-    loopback.
+    """Order the addresses to tell others, most reachable first: announced, public, of a VPN, private,
+    relayed, loopback.
 
     `listen` may hold 0.0.0.0 or ::, which become the interfaces' addresses (`own`, by family). `observed` is
-    what libp2p believes of itself (relays, mapped ports). At most 16 are returned, each with /p2p/ID.
+    what libp2p believes of itself (relays, mapped ports): of its IPv6 addresses relays only, since others of
+    the machine's may be about to pass. At most 16 are returned, each with /p2p/ID.
     """
     expanded: list[str] = []
-    for text in [*listen, *observed]:
+    for text in [*listen, *(text for text in observed if text[:5] != "/ip6/" or relayed(text))]:
         host = parse(text)[0]
         if host[0] in {"ip4", "ip6"} and ipaddress.ip_address(host[1]).is_unspecified:
             rest = parse(text)[1:]
@@ -244,17 +265,43 @@ def interface_addresses(family: str) -> list[str]:
 
 
 def behind_router(listen: Iterable[str], own: Sequence[str]) -> bool:
-    """Tell whether these addresses are reached from outside through a router only. `own`: of IPv4, of this
-    machine."""
-    named = [place[0] for place in map(tcp_of, listen) if place and ":" not in place[0]]
-    found = map(ipaddress.IPv4Address, own if "0.0.0.0" in named else named)
-    inside = [ip for ip in found if not (ip.is_loopback or ip.is_link_local)]
+    """Tell whether these addresses are reached from outside through a router only, which one can ask. `own`:
+    of IPv4, of this machine. One that is named is asked for where it leads out: one of a VPN does not."""
+    named = {place[0] for place in map(tcp_of, listen) if place and ":" not in place[0]}
+    found = map(ipaddress.IPv4Address, own if "0.0.0.0" in named else named & {way_out(socket.AF_INET)})
+    inside = [ip for ip in found if not (ip.is_loopback or ip.is_link_local or is_shared(ip))]
     return bool(inside) and not any(ip.is_global for ip in inside)
 
 
+def way_out(family: socket.AddressFamily) -> str:
+    """Find this machine's IP address on the way to the Internet; empty: there is no way. Nothing is sent."""
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asked:
+        asked.connect(FAR_AWAY[family])
+        return str(asked.getsockname()[0])
+    return ""
+
+
+def is_shared(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Tell whether an address is of a network such as Tailscale's (`SHARED`)."""
+    return any(ip in block for block in SHARED)
+
+
+def own_ips() -> set[str]:
+    """List all IP addresses of this machine. It waits for the operating system."""
+    return {*interface_addresses("ip4"), *interface_addresses("ip6")}
+
+
 def own_addresses() -> dict[str, list[str]]:
-    """List this machine's IP addresses by family. It waits for the operating system."""
-    return {family: interface_addresses(family) for family in ("ip4", "ip6")}
+    """List this machine's IP addresses that others may be told, by family: of IPv6 those that last, where
+    the system tells, and not the loopback's. It waits for the operating system."""
+    passing = {"::1"}
+    with suppress(OSError):
+        found = re.findall(r"(\w{32}) \w+ \w+ \w+ (\w+)", IF_INET6.read_text())
+        passing |= {
+            str(ipaddress.IPv6Address(int(ip, 16))) for ip, flags in found if int(flags, 16) & PASSING
+        }
+    own = {family: interface_addresses(family) for family in ("ip4", "ip6")}
+    return own | {"ip6": [ip for ip in own["ip6"] if ip not in passing]}
 
 
 def _distance(text: str) -> int:
@@ -269,7 +316,7 @@ def _distance(text: str) -> int:
         return 5
     if address.is_link_local:
         return 4
-    return 0 if address.is_global else 1
+    return 0 if address.is_global else 1 if is_shared(address) else 2
 
 
 def _bind(text: str, parts: Parts) -> tuple[socket.socket, int]:

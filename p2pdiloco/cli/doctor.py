@@ -45,7 +45,7 @@ from p2pdiloco.daemon.admission import joined_through_before
 from p2pdiloco.daemon.budgets import free_disk_bytes, free_memory_bytes
 from p2pdiloco.daemon.display.snapshot import counted
 from p2pdiloco.daemon.network.discovery import ask_status, listen_again, presences
-from p2pdiloco.daemon.network.reach import measure, tcp_ports
+from p2pdiloco.daemon.network.reach import Voice, measure, tcp_ports
 from p2pdiloco.daemon.network.router import Router
 from p2pdiloco.daemon.run_files.known_runs import ListedRun, RunSearch, WaysIn
 from p2pdiloco.errors import (
@@ -370,8 +370,6 @@ def leftovers() -> Iterator[Diagnosis]:
 # Addresses, before anybody dials: names, and IPv6 where there is none.
 
 NAME_S = 5.0
-FAR_ADDRESSES = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
-"""Addresses of documentation: nothing is sent there, it is only asked which way it would go."""
 ADDRESSES_CHECK = "addresses"
 
 
@@ -382,12 +380,8 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 def has_route(family: socket.AddressFamily) -> bool:
     """Tell whether this machine has a way to the world of IPv4 or of IPv6. Nothing is sent."""
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as asked:
-            asked.connect(FAR_ADDRESSES[family])
-            return not _ip(asked.getsockname()[0]).is_link_local
-    except OSError:
-        return False
+    ip = multiaddrs.way_out(family)
+    return bool(ip) and not _ip(ip).is_link_local
 
 
 async def check_given_addresses(join: Sequence[str]) -> tuple[list[Diagnosis], tuple[str, ...]]:
@@ -493,7 +487,6 @@ MEANWHILE = "the node takes part over connections that it makes itself"
 PRIVATE_HINT = (
     f"a NAT or firewall: forward the port in the router (docs/topics/doctor.md); until then {MEANWHILE}"
 )
-CARRIER_NAT = ipaddress.ip_network("100.64.0.0/10")
 
 
 @asynccontextmanager
@@ -504,9 +497,7 @@ async def dialable_visitor(data_dir: Path, listens: bool) -> AsyncIterator[tuple
 
     Raises: UserError.
     """
-    listen: Sequence[str] = ANY_ADDRESS
-    if listens and await asyncio.to_thread(data_dir.is_dir):
-        listen = await listen_again(WaysIn.load(data_dir).port, ANY_ADDRESS)
+    listen = await listen_again(WaysIn.load(data_dir).port if listens else 0, ANY_ADDRESS)
     async with visitor((), listen, P2PDOptions(relay=False)) as transport:
         router = Router(transport, listens)
         await router.begin()
@@ -593,9 +584,8 @@ async def check_reach(transport: Transport, peers: Sequence[str]) -> list[Diagno
     """Ask peers to dial us, and tell by that what is between."""
     ports = tcp_ports(transport.addresses())[: wire.MAX_PORTS]
     query = wire.QUERY + wire.encode(wire.ReachQuery(tuple(ports)))
-    own = _own_ips()
-    places: set[tuple[str, int]] = set()
-    near: list[bool] = []
+    own = multiaddrs.own_ips()
+    asked: dict[str, list[Voice]] = {}
     why = ""
     for peer in peers[:MAX_ASKED]:
         try:
@@ -604,40 +594,46 @@ async def check_reach(transport: Transport, peers: Sequence[str]) -> list[Diagno
         except (RemoteError, TransportError) as error:
             why = f"…{peer[-6:]}: {error}"
             continue
-        places |= {(str(ip), port) for ip, port in answer.reached}
         ips = link.ips if link is not None else ()
-        near.append(not any(ipaddress.ip_address(ip).is_global for ip in ips))
-    if not near:
+        family = "IPv6" if any(":" in ip for ip in ips) else "IPv4"
+        asked.setdefault(family, []).append(Voice(peer, ips, answer.reached))
+    if not asked:
         return [skipped("port", f"no peer tells whether it can dial us ({why})")]
-    asker = "a peer in our own network" if all(near) else counted(len(near), "peer")
-    shown = ", ".join(map(str, ports))
-    if places:
+    found = []
+    for family, voices in sorted(asked.items()):
+        far = any(voice.outlook(own)[0] for voice in voices)
+        asker = counted(len(voices), "peer") if far else "a peer in our own network"
+        places = {place for voice in voices for place in voice.reached}
+        if not places:
+            words = f"{asker} cannot dial us by {family} at port {', '.join(map(str, ports))}"
+            found.append(warning("port", words, f"between is {likely_obstacle(family)}"))
+            continue
         seen = ", ".join(f"{ip} port {port}" for ip, port in sorted(places)[:4])
-        found = [good("port", f"{asker} can dial us at {seen}")]
+        found.append(good("port", f"{asker} can dial us at {seen}"))
         outside = [ip for ip, _ in places if ip not in own]
         seen = (
             f"a NAT that forwards the port, as {outside[0]}" if outside else "none, as far as these peers see"
         )
         found.append(good("NAT", seen))
-        if all(near):
+        if not far:
             todo = "ask a peer on the Internet: --join ADDRESS"
             found.append(skipped("NAT", "whether the Internet can dial us, nobody there was asked", todo))
-        return found
-    return [warning("port", f"{asker} cannot dial us at port {shown}", f"between is {likely_obstacle()}")]
+    if "IPv4" not in asked:
+        todo = "name a peer by its IPv4 address: --join /ip4/…"
+        found.append(skipped("port", "whether peers can dial us by IPv4, nobody was asked by it", todo))
+    return found
 
 
-def _own_ips() -> list[str]:
-    return [*multiaddrs.interface_addresses("ip4"), *multiaddrs.interface_addresses("ip6")]
-
-
-def likely_obstacle() -> str:
-    """Word what is likely between us and those who cannot dial us."""
-    ips = [_ip(ip) for ip in _own_ips()]
-    if any(ip in CARRIER_NAT for ip in ips if ip.version == 4):
+def likely_obstacle(family: str = "IPv4") -> str:
+    """Word what is likely between us and those who cannot dial us by that family."""
+    if family == "IPv6":
+        return (
+            f"a firewall, of the router mostly: let incoming IPv6 through to the port; until then {MEANWHILE}"
+        )
+    ip = ipaddress.ip_address(multiaddrs.way_out(socket.AF_INET) or "127.0.0.1")
+    if multiaddrs.is_shared(ip):
         return f"the provider's own NAT, where no port can be forwarded: {MEANWHILE}"
-    if any(ip.is_global for ip in ips):
-        return f"a firewall: let the port through; until then {MEANWHILE}"
-    return PRIVATE_HINT
+    return f"a firewall: let the port through; until then {MEANWHILE}" if ip.is_global else PRIVATE_HINT
 
 
 # The run: what it takes of this machine, and what the link to its peers carries of it.

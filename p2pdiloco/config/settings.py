@@ -100,7 +100,8 @@ Join = Annotated[
 Listen = Annotated[
     tuple[str, ...],
     NETWORK(
-        "Where to listen; may be repeated. By default any port, and the same one at the next start.",
+        "Where to listen; may be repeated. By default any port, and the same one at the next start. 0.0.0.0 "
+        "stands for IPv6, too: name an address to leave it out.",
         "MULTIADDR",
         ("--host_maddrs",),
     ),

@@ -345,6 +345,7 @@ class Member:
             held.memory,
             self.sharing,
             self.peer.router,
+            self.peer.reach,
         )
 
     def _amendments(self) -> tuple[Amendment, ...]:

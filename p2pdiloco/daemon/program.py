@@ -28,9 +28,10 @@ from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.dns import peers_behind
 from p2pdiloco.adapters.flow import Limits
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.multiaddrs import tcp_of
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
-from p2pdiloco.config.values import has_home, is_loopback, those_known
+from p2pdiloco.config.values import has_home, is_loopback, is_public, those_known
 from p2pdiloco.daemon.budgets import is_working
 from p2pdiloco.daemon.display import logs
 from p2pdiloco.daemon.display.logs import Style, configure_logging, resolve_style
@@ -228,13 +229,20 @@ def print_join(
     The id makes it sure: by its name, or by nothing, a stranger may list another run beside it. `invites`:
     those that go into the links, by run.
     """
+    ways = " --join ".join(_of_each_family(addresses))
     for line in [f" --run {run.id}" for run in runs] or [""]:
-        print(f"p2pdiloco node --join {addresses[0]}{line}", flush=True)
+        print(f"p2pdiloco node --join {ways}{line}", flush=True)
     for run in runs:
         try:
             print(f"p2pdiloco node {link_of(run, addresses, (invites or {}).get(run.id))}", flush=True)
         except ConfigError as error:  # such as a name of 200 letters: who joins by address can
             logger.warning("there is no link to run %s: %s", run.name, error)
+
+
+def _of_each_family(addresses: Sequence[str]) -> Sequence[str]:
+    """Choose the first address, and beside one of IPv4 or of the IPv6 Internet the first of the other."""
+    best = {a[:5]: a for a in reversed(addresses) if tcp_of(a) and (is_public(a) or a.startswith("/ip4/"))}
+    return sorted(best.values(), key=addresses.index) if addresses[0] in best.values() else addresses[:1]
 
 
 SOCKET, WATCHDOG, WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"

@@ -46,6 +46,7 @@ from p2pdiloco.daemon.driver import Outbound
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.network.discovery import NOT_TOLD, Sharing
 from p2pdiloco.daemon.network.link import LinkWatch
+from p2pdiloco.daemon.network.reach import Reachability
 from p2pdiloco.daemon.network.router import Router
 from p2pdiloco.daemon.owner.control import NodeControls
 from p2pdiloco.daemon.payloads import OUT_OF_BUDGET, Memory
@@ -80,6 +81,7 @@ class Report:
     _memory: Memory
     _sharing: Sharing
     _router: Router | None = None
+    _reach: Reachability | None = None
 
     def __post_init__(self) -> None:
         self._measurements = self._learner_diary.measurements
@@ -179,7 +181,7 @@ class Report:
             learning=self.shown_state == "training",
             offices=len(offices_of(fragments, me)),
             loss=status.loss if status else None,
-            reach=REACH_WORDS[self._core.shared.reach],
+            reach=self._reach.words if self._reach else REACH_WORDS[self._core.shared.reach],
             thin=self._core.shared.uplink.thin,
             in_last_merge=me in timeline.last_contributors,
             merged_age_s=timeline.merged_age_s(me),

@@ -232,22 +232,33 @@ async def test_a_peer_that_is_slow_to_answer_is_asked_again_for_its_runs() -> No
 
 
 async def test_peers_are_asked_whether_they_can_dial_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = {"ip4": ["192.168.1.7", "127.0.0.1"], "ip6": ["fe80::1"]}
+    own = {"ip4": ["192.168.1.7", "127.0.0.1"], "ip6": ["fe80::1", "2600:1::7"]}
+    way = ["192.168.1.7"]
     monkeypatch.setattr(doctor.multiaddrs, "interface_addresses", own.__getitem__)
+    monkeypatch.setattr(doctor.multiaddrs, "way_out", lambda _family: way[0])
     found = await doctor.check_reach(Peers(), ["mute", "a"])  # type: ignore[arg-type]
     assert level(found) == ["good", "good"] and "203.0.113.9" in found[1].words
     found = await doctor.check_reach(Peers(ip="192.168.1.3"), ["a"])  # type: ignore[arg-type]
     assert level(found) == ["good", "good", "skipped"], "a neighbour knows nothing of the Internet"
     (found_1,) = await doctor.check_reach(Peers(reached=False), ["a"])  # type: ignore[arg-type]
     assert found_1.level is Level.WARNING and "forward the port" in found_1.todo
-    own["ip4"] = ["100.80.0.1"]
+    way[0] = "100.80.0.1"
     (found_1,) = await doctor.check_reach(Peers(reached=False), ["a"])  # type: ignore[arg-type]
     assert "provider's own NAT" in found_1.todo
-    own["ip4"] = ["8.8.4.4"]
+    way[0] = "8.8.4.4"
     (found_1,) = await doctor.check_reach(Peers(reached=False), ["a"])  # type: ignore[arg-type]
     assert "a firewall" in found_1.todo
     (found_1,) = await doctor.check_reach(Peers(), ["mute"])  # type: ignore[arg-type]
     assert found_1.level is Level.SKIPPED and "too-often" in found_1.words
+
+
+async def test_what_peers_say_is_told_by_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.multiaddrs, "own_ips", lambda: {"192.168.1.7", "2600:1::7"})
+    by_ip6 = await doctor.check_reach(Peers(ip="2600:2::1", reached=False), ["a"])  # type: ignore[arg-type]
+    assert level(by_ip6) == ["warning", "skipped"] and "by IPv6" in by_ip6[0].words
+    assert "firewall, of the router mostly" in by_ip6[0].todo and "--join /ip4/" in by_ip6[1].todo
+    near = await doctor.check_reach(Peers(ip="2600:1::9"), ["a"])  # type: ignore[arg-type]
+    assert level(near) == ["good", "good", "skipped", "skipped"], "of our own /64: no router is between"
 
 
 async def test_peers_that_are_not_there_are_named_with_the_reason() -> None:

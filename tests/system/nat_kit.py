@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deadlines import within_s
@@ -78,6 +78,24 @@ class Nats:
     def at(self, host: int) -> list[str]:
         """Words that run a command on a host."""
         return ["ip", "netns", "exec", self._spaces[host]]
+
+    def cable(self, device: str, ends: Mapping[int, str]) -> None:
+        """Beside the internet, a device of that name at two hosts, each with its address: what goes in at one
+        comes out at the other."""
+        one, other = (self._spaces[host] for host in ends)
+        _do(*("ip", "-n", one, "link", "add", device, "type", "veth", "peer", "name", device, "netns", other))
+        self.network(dict.fromkeys(ends, device), ends)
+
+    def network(self, devices: Mapping[int, str], ends: Mapping[int, str]) -> None:
+        """Give devices at two hosts their addresses, and the way to the other's."""
+        for host, address in ends.items():
+            ip, device = ("ip", "-n", self._spaces[host]), devices[host]
+            bits = 128 if ":" in address else 32
+            _do(*ip, "address", "add", f"{address}/{bits}", "dev", device, *["nodad"] * (bits == 128))
+            _do(*ip, "link", "set", device, "up")
+            for way in ends.values():
+                if way != address:
+                    _do(*ip, "route", "add", f"{way}/{bits}", "dev", device)
 
     def close(self) -> None:
         """The devices go with the process, the namespaces by name."""

@@ -630,11 +630,12 @@ TRIES, PORT_PAUSE_S = 4, 0.5
 
 async def listen_again(port: int, wished: Sequence[str]) -> Sequence[str]:
     """Find out where to listen: as wished, or if any port will do, at the last one, if there is one and it is
-    free.
+    free. 0.0.0.0 is IPv6, too (`multiaddrs.of_both_families`).
 
     So addresses which people have stay true.
     """
-    if tuple(wished) != ANY_ADDRESS or not port:
+    is_any, wished = tuple(wished) == ANY_ADDRESS, multiaddrs.of_both_families(wished)
+    if not is_any or not port:
         return wished
     again = [address.replace("/tcp/0", f"/tcp/{port}") for address in wished]
     for _ in range(TRIES):

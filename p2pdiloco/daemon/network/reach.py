@@ -42,9 +42,9 @@ from typing import Literal
 
 from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.adapters.framing import RefusedByPeer
-from p2pdiloco.config.values import rate_text
+from p2pdiloco.config.values import is_public, rate_text
 from p2pdiloco.core.api.reasons import ProbeRefusal
-from p2pdiloco.core.api.types import Reach
+from p2pdiloco.core.api.types import REACH_WORDS, Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LINK_OVERHEAD, LinkCapacity
 from p2pdiloco.daemon.network.router import Router
@@ -71,7 +71,9 @@ logger = logging.getLogger(__name__)
 
 Place = tuple[str, int]
 """Pair of IP address and port."""
-Outlook = tuple[bool, bool, bool]
+Outlook = tuple[bool, bool, bool, bool]
+BY_IP6 = True, False
+"""Beginning of the outlook of a peer that is outside of our network, and connected by IPv6."""
 Standing = tuple[bool, Outlook]
 """Standing of those who are heard: whether they are members or chosen, and their outlook."""
 
@@ -93,12 +95,13 @@ class Voice(Frozen):
         return public[0] if public else self.peer
 
     def outlook(self, own_ips: set[str]) -> Outlook:
-        """Tell how far from us that peer is: at a public address, on another machine, on another
-        interface."""
-        found = [(False, False, False)]
+        """Tell how far from us that peer is: outside of our network, there by IPv4, on another machine, on
+        another interface."""
+        found = [(False, False, False, False)]
         for text in self.ips:
             ip = ipaddress.ip_address(text)
-            found.append((ip.is_global, text not in own_ips, not ip.is_loopback))
+            far = ip.is_global and _site(text) not in map(_site, own_ips)
+            found.append((far, far and ip.version == 4, text not in own_ips, not ip.is_loopback))
         return max(found)
 
 
@@ -179,7 +182,9 @@ class Reachability:
         self._against: set[str] = set()
         """Names of the voices that said no in all rounds since one said yes."""
         self._bad_rounds = 0
-        self._standing = (False, (False, False, False))
+        self._by_ip6 = False
+        """True: somebody outside could dial this node by IPv6."""
+        self._standing = (False, (False, False, False, False))
         """Standing of those who were believed last; `_heard_s`: when that was."""
         self._heard_s = -1e18
 
@@ -192,6 +197,12 @@ class Reachability:
             return Reach.DIRECT
         relayed = any(multiaddrs.relayed(address) for address in self._transport.addresses())
         return Reach.RELAYED if relayed else Reach.OUTBOUND
+
+    @property
+    def words(self) -> str:
+        """Word the reach, for people."""
+        words = REACH_WORDS[self.reach]
+        return f"{words} (direct by IPv6)" if self._by_ip6 and self._dialable is False else words
 
     def believe(self, is_member: Callable[[str], bool]) -> None:
         """Believe, from now on, those too of whom `is_member` says that they count in our run."""
@@ -214,14 +225,21 @@ class Reachability:
         voices = await self._ask_some(peers)
         if not voices:
             return
-        own = await asyncio.to_thread(multiaddrs.own_addresses)
-        own_ips = {*own["ip4"], *own["ip6"]}
+        own_ips = await asyncio.to_thread(multiaddrs.own_ips)
         heard = decisive(voices, own_ips)
-        if not self._counts((known, heard[0].outlook(own_ips))):
+        outlook = heard[0].outlook(own_ips)
+        if not self._counts((known, outlook)):
             return
+        self._by_ip6 |= any(voice.reached for voice in voices if voice.outlook(own_ips)[:2] == BY_IP6)
+        ip4 = self._told_ip4()
         said: dict[str, bool] = {}
         for voice in heard:
-            said[voice.name] = said.get(voice.name, False) or bool(voice.reached)
+            yes = bool(voice.reached)
+            # Whoever has IPv4 only could not dial a syncer that is reached by IPv6 alone. And a router that
+            # forwards the port of IPv4 may let nothing of IPv6 through.
+            if outlook[:2] == BY_IP6:
+                yes = bool(ip4 - own_ips or (ip4 and yes))
+            said[voice.name] = said.get(voice.name, False) or yes
         if 2 * sum(said.values()) >= len(said):
             self._against, self._bad_rounds = set(), 0
             await self._look_outside(voices, own_ips)
@@ -258,13 +276,20 @@ class Reachability:
                 self._named.proved(place, now)
         self._transport.found_outside(self._named.addresses())
 
+    def _told_ip4(self) -> set[str]:
+        """List addresses of the IPv4 Internet, and names, at which others are told to dial this node."""
+        told = [a for a in self._transport.addresses() if is_public(a) and not multiaddrs.relayed(a)]
+        return {host for kind, host in (multiaddrs.parse(a)[0] for a in told) if kind != "ip6"}
+
     async def _act_on(self, dialable: bool) -> None:
         if dialable:
             logger.info("others can dial this node")
             return
+        family = " by IPv4, only by IPv6" if self._by_ip6 else ""
         logger.warning(
-            "others cannot dial this node (a NAT or firewall is between): it takes part over connections "
-            "that it makes itself, and is never syncer while somebody else can be"
+            "others cannot dial this node%s (a NAT or firewall is between): it takes part over connections "
+            "that it makes itself, and is never syncer while somebody else can be",
+            family,
         )
         await self._transport.hide()
 

@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -92,6 +93,34 @@ def test_everywhere_becomes_the_interfaces_and_loopback_is_last() -> None:
     ]
 
 
+def test_addresses_of_ipv6_and_of_vpns_come_before_those_of_the_home() -> None:
+    own = {
+        "ip4": ["172.17.0.1", "100.101.1.1", "127.0.0.1"],
+        "ip6": ["fd00::5", "fd7a:115c:a1e0::5", "2600:1::5"],
+    }
+    observed = ["/ip6/2600:1::abcd/tcp/1", f"/ip6/2600:9::1/tcp/2/p2p/{PEER}/p2p-circuit"]
+    told = multiaddrs.reachable_order(["/ip4/0.0.0.0/tcp/1", "/ip6/::/tcp/1"], (), observed, PEER, own)
+    hosts = [multiaddrs.parse(text)[0][1] for text in told]
+    vpn, home = ["100.101.1.1", "fd7a:115c:a1e0::5"], ["172.17.0.1", "fd00::5"]
+    assert hosts == ["2600:1::5", *vpn, *home, "2600:9::1", "127.0.0.1"], "p2pd's own choice may pass"
+
+
+def test_of_ipv6_the_addresses_that_last_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ["2600:1::5", "2600:1::77", "2600:1::78", "::1"]
+    monkeypatch.setattr(
+        multiaddrs, "interface_addresses", lambda family: found if family == "ip6" else ["7.0.0.1"]
+    )
+    listed = tmp_path / "if_inet6"
+    flags = zip(found, ("80", "01", "20", "80"), strict=True)
+    lines = (f"{int(ipaddress.ip_address(ip)):032x} 02 40 00 {flag}     eth0\n" for ip, flag in flags)
+    listed.write_text("".join(lines))
+    monkeypatch.setattr(multiaddrs, "IF_INET6", listed)
+    assert multiaddrs.own_addresses() == {"ip4": ["7.0.0.1"], "ip6": found[:1]}
+    assert multiaddrs.own_ips() == {*found, "7.0.0.1"}, "all are ours"
+    monkeypatch.setattr(multiaddrs, "IF_INET6", tmp_path / "none")
+    assert multiaddrs.own_addresses()["ip6"] == found[:3], "a system that does not tell"
+
+
 def test_interface_addresses_of_this_machine_are_addresses() -> None:
     found = multiaddrs.interface_addresses("ip4")
     assert "127.0.0.1" in found and all(socket.inet_aton(address) for address in found)
@@ -102,6 +131,9 @@ def test_ports_are_chosen_and_checked() -> None:
     chosen = multiaddrs.claim_ports(["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"])
     assert all(int(multiaddrs.parse(text)[1][1]) for text in chosen)
     assert chosen[1].endswith("/quic-v1")
+    if socket.has_dualstack_ipv6():
+        both = multiaddrs.claim_ports(multiaddrs.of_both_families(["/ip4/0.0.0.0/tcp/0"]))
+        assert len({multiaddrs.parse(text)[1] for text in both}) == 1 and len(both) == 2
     with pytest.raises(UserError, match="not an address of this machine"):
         multiaddrs.claim_ports(["/ip4/203.0.113.7/tcp/0"])
     with pytest.raises(UserError, match="listen address"):

@@ -499,8 +499,16 @@ def test_what_a_program_prints_when_it_starts(tmp_path: Path, capsys: pytest.Cap
     assert read_link(word.removeprefix("p2pdiloco node ")) == RunLink(
         run.id, ADDRESSES, run.signed.owner, "ours"
     )
-    print_join(ADDRESSES, [])
-    assert capsys.readouterr().out.splitlines() == [f"p2pdiloco node --join {ADDRESSES[0]}"]
+    six, four = (f"/{where}/tcp/1/p2p/{OWNER.peer_id}" for where in ("ip6/2600::1", "ip4/192.168.1.5"))
+    home = f"/ip6/fd00::5/tcp/1/p2p/{OWNER.peer_id}"
+    for told, ways in (
+        (ADDRESSES, ADDRESSES[0]),
+        ((six, four, home), f"{six} --join {four}"),
+        ((four, home), four),
+        ((f"/dns/x.org/tcp/1/p2p/{OWNER.peer_id}", six), f"/dns/x.org/tcp/1/p2p/{OWNER.peer_id}"),
+    ):
+        print_join(told, [])
+        assert capsys.readouterr().out.splitlines() == [f"p2pdiloco node --join {ways}"]
 
 
 def test_a_start_without_anything_goes_where_the_last_one_was_told_to_go(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from deadlines import within_s
 from presence_kit import our_record
 
 from p2pdiloco import WIRE_VERSION
+from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.adapters.dials import Attempts, NotNow
 from p2pdiloco.adapters.multiaddrs import Nearby
 from p2pdiloco.config.settings import ANY_ADDRESS, NodeSettings
@@ -655,12 +656,24 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def everywhere(port: int) -> list[str]:
+    """All addresses of this machine, of both families."""
+    return [f"/ip4/0.0.0.0/tcp/{port}", f"/ip6/::/tcp/{port}"]
+
+
 @pytest.mark.process
-async def test_the_last_port_is_taken_again(free_port: int) -> None:
-    assert await listen_again(0, ANY_ADDRESS) == ANY_ADDRESS
-    assert await listen_again(free_port, ANY_ADDRESS) == [f"/ip4/0.0.0.0/tcp/{free_port}"]
-    asked_for = ("/ip4/127.0.0.1/tcp/0",)
-    assert await listen_again(free_port, asked_for) == asked_for
+async def test_the_last_port_is_taken_again_for_both_families(
+    free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: True)
+    assert await listen_again(0, ANY_ADDRESS) == everywhere(0)
+    assert await listen_again(free_port, ANY_ADDRESS) == everywhere(free_port)
+    assert await listen_again(0, ("/ip4/0.0.0.0/tcp/31337",)) == everywhere(31337), "as the guides have it"
+    for asked_for in (("/ip4/127.0.0.1/tcp/0",), ("/ip4/0.0.0.0/tcp/1", "/ip6/fd00::5/tcp/2")):
+        assert tuple(await listen_again(free_port, asked_for)) == asked_for
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    assert tuple(await listen_again(0, ANY_ADDRESS)) == ANY_ADDRESS, "it was switched off here"
+    assert await listen_again(free_port, ANY_ADDRESS) == everywhere(free_port)[:1]
 
 
 @pytest.mark.process
@@ -671,5 +684,6 @@ async def test_a_port_that_somebody_else_has_is_given_up_with_a_word(
     with socket.socket() as other:
         other.bind(("0.0.0.0", free_port))
         other.listen()
-        assert await listen_again(free_port, ANY_ADDRESS) == ANY_ADDRESS
+        wished = multiaddrs.of_both_families(ANY_ADDRESS)
+        assert await listen_again(free_port, ANY_ADDRESS) == wished
     assert f"port {free_port}, which this peer had, is taken" in caplog.text

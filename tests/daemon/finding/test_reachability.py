@@ -15,6 +15,7 @@ import daemon_kit
 import pytest
 from daemon_kit import Neighbourhood, QuickMember, Rogue, until
 
+from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.cli.owner_notice import reach_members
 from p2pdiloco.core.api.messages import Progress
 from p2pdiloco.core.api.types import Reach
@@ -55,6 +56,13 @@ def test_those_who_know_most_of_the_world_decide_and_our_own_connection_says_who
     assert decisive([near, far, here, far_too], OWN) == [far, far_too]
     assert decisive([here, near], OWN) == [near]
     assert decisive([], OWN) == []
+
+
+def test_who_is_connected_by_ipv4_decides_and_our_own_prefix_of_ipv6_is_no_outside() -> None:
+    own = OWN | {"2600:1::2"}
+    far, six, home = voice("a", "8.8.8.8"), voice("b", "2600:9::1"), voice("c", "2600:1::3")
+    assert decisive([home, six, far], own) == [far] and decisive([home, six], own) == [six]
+    assert six.outlook(own)[0] and not home.outlook(own)[0], "no router is between us and a neighbour"
 
 
 def test_an_address_that_is_not_ours_is_told_to_others_once_two_at_different_places_named_it() -> None:
@@ -99,9 +107,10 @@ class World:
         self.dialled: list[tuple[str, str, int]] = []
         self.told: list[str] = []
         self.hidden = 0
+        self.own = ["/ip4/192.168.1.2/tcp/4001"]
 
     def addresses(self) -> list[str]:
-        return ["/ip4/192.168.1.2/tcp/4001/p2p/12D3KooWEBBr1MJK5k5YUrB9z3dH8GBq4JyrDoWXMRzmYkJyfDS8"]
+        return [f"{own}/p2p/12D3KooWEBBr1MJK5k5YUrB9z3dH8GBq4JyrDoWXMRzmYkJyfDS8" for own in self.own]
 
     def connected(self) -> list[str]:
         return sorted(self.peers)
@@ -273,6 +282,45 @@ def test_who_has_no_run_yet_asks_whom_a_person_named_and_believes_of_others_only
     world.reached = True
     asyncio.run(reach.check())
     assert reach.reach is Reach.DIRECT
+
+
+PEER = "12D3KooWEBBr1MJK5k5YUrB9z3dH8GBq4JyrDoWXMRzmYkJyfDS8"
+FORWARDED, RELAYED = "/ip4/7.0.1.1/tcp/4001", f"/ip4/7.0.0.9/tcp/1/p2p/{PEER}/p2p-circuit"
+SIX, NAME = "/ip6/2600:1::2/tcp/4001", "/dns4/me.example/tcp/4001"
+
+
+@pytest.mark.parametrize(
+    ("own", "reached", "reach", "words"),
+    [
+        ([SIX], True, Reach.OUTBOUND, "outbound only (direct by IPv6)"),  # IPv4 is behind a NAT
+        ([SIX, RELAYED], True, Reach.RELAYED, "relayed (direct by IPv6)"),
+        ([SIX], False, Reach.OUTBOUND, "outbound only"),
+        ([SIX, FORWARDED], True, Reach.DIRECT, "direct"),
+        ([SIX, FORWARDED], False, Reach.DIRECT, "direct"),  # the router forwards, and lets no IPv6 through
+        ([SIX, NAME], False, Reach.DIRECT, "direct"),  # so a person says
+        ([SIX, "/ip4/8.8.4.4/tcp/4001"], True, Reach.DIRECT, "direct"),  # its own address
+        ([SIX, "/ip4/8.8.4.4/tcp/4001"], False, Reach.OUTBOUND, "outbound only"),  # and a firewall
+    ],
+)
+async def test_who_is_dialled_by_ipv6_alone_is_no_syncer_for_those_who_have_ipv4(
+    own: list[str], reached: bool, reach: Reach, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiaddrs, "own_ips", lambda: {"192.168.1.2", "8.8.4.4", "2600:1::2"})
+    world = World(reached)
+    world.own = ["/ip4/192.168.1.2/tcp/4001", *own]
+    world.peers = {peer: f"2600:{i}::1" for i, peer in enumerate("abc", 2)}
+    found = among_members(world)
+    await found.check()
+    assert (found.reach, found.words, world.hidden) == (reach, words, reach is not Reach.DIRECT)
+
+
+async def test_what_voices_over_ipv4_say_counts_and_over_ipv6_is_told() -> None:
+    world = World(reached=False)
+    world.peers = {"a": "8.8.8.8", "b": "9.9.9.9", "six": "2600:2::1"}
+    world.liars = {"six"}  # it can dial us
+    found = among_members(world)
+    await found.check()
+    assert (found.reach, found.words) == (Reach.OUTBOUND, "outbound only (direct by IPv6)")
 
 
 @pytest.mark.parametrize(("wish", "reach"), [("public", Reach.DIRECT), ("private", Reach.OUTBOUND)])

@@ -269,18 +269,21 @@ def test_a_router_behind_another_nat_is_told_of(ip: str) -> None:
     ("listen", "own", "behind"),
     [
         ("/ip4/0.0.0.0/tcp/1", ["127.0.0.1", "192.168.1.2"], True),
-        ("/ip4/0.0.0.0/tcp/1", ["127.0.0.1", "100.64.0.2"], True),
+        ("/ip4/0.0.0.0/tcp/1", ["127.0.0.1", "100.64.0.2"], False),  # no router of ours is before it
+        ("/ip4/0.0.0.0/tcp/1", ["192.168.1.2", "100.64.0.2"], True),
         ("/ip4/0.0.0.0/tcp/1", ["192.168.1.2", OUTSIDE], False),
         ("/ip4/0.0.0.0/tcp/1", ["127.0.0.1", "169.254.1.1"], False),
         ("/ip4/127.0.0.1/tcp/1", ["192.168.1.2"], False),
         ("/ip4/192.168.1.2/tcp/1", [], True),
+        ("/ip4/10.8.0.2/tcp/1", ["192.168.1.2", "10.8.0.2"], False),  # a VPN: nothing forwarded arrives there
         ("/ip6/::/tcp/1", ["192.168.1.2"], False),
         ("/ip4/192.168.1.2/udp/1/quic-v1", ["192.168.1.2"], False),
     ],
 )
 def test_who_listens_at_private_addresses_only_is_behind_a_router(
-    listen: str, own: list[str], behind: bool
+    listen: str, own: list[str], behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(multiaddrs, "way_out", lambda _family: "192.168.1.2")
     assert multiaddrs.behind_router([listen], own) is behind
 
 
