@@ -140,7 +140,7 @@ async def test_a_torch_that_does_not_load_is_no_traceback(monkeypatch: pytest.Mo
         ("/dns6/x.org/tcp/1", ["2001:4860::1"], ["IPv6"], "good", "2001:4860::1"),
         ("/dns/x.org/tcp/1", ["127.0.1.1"], ["IPv4"], "warning", "this machine itself"),
         ("/dns/x.lan/tcp/1", ["192.168.1.2"], [], "good", "192.168.1.2"),
-        ("/ip6/2001:4860::1/tcp/1", [], ["IPv4"], "bad", "no IPv6"),
+        ("/ip6/2001:4860::1/tcp/1", [], ["IPv4"], "skipped", "no IPv6"),  # links hold both kinds
         ("/dns/x.org/tcp/1", OSError(-2, "Name or service not known"), ["IPv4"], "bad", "leads nowhere"),
     ],
 )
