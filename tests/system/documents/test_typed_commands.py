@@ -73,7 +73,8 @@ class Library:
         assert placeholder != "INVITE", "nobody is invited to the run that this test has"
         printed = bootstrap.printed()
         found = re.search(
-            r"p2pdiloco node --join (?P<ADDRESS>\S+)(?: --join \S+)? --run (?P<RUN>\S+)\np2pdiloco node (?P<LINK>\S+)",
+            r"p2pdiloco node --join (?P<ADDRESS>\S+)(?: --join \S+)? --run (?P<RUN>\S+)\n"
+            r"p2pdiloco node (?P<LINK>\S+)",
             printed,
         )
         assert found is not None
