@@ -5,7 +5,7 @@ Addresses are libp2p multiaddrs as text, peers are libp2p peer ids as base58 tex
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from p2pdiloco.core.api.events import Event
@@ -74,6 +74,8 @@ class PeerConnections(Frozen):
 
     ips: tuple[str, ...]
     """IP addresses of the direct connections' other ends; empty: there is one through a relay only."""
+    udp: tuple[str, ...] = ()
+    """Multiaddrs of those that are over UDP."""
 
 
 class TransportHandlers(Protocol):
@@ -194,6 +196,9 @@ class Transport(Protocol):
     def connected(self) -> list[str]:
         """Peers that there is a connection to, sorted."""
 
+    def direct(self) -> Collection[str]:
+        """Peers that there is a connection to which leads through no relay."""
+
     async def link(self, peer: str) -> PeerConnections | None:
         """Connections to that peer at this moment; None: there is none."""
 
@@ -203,8 +208,16 @@ class Transport(Protocol):
     def found_outside(self, addresses: Sequence[str]) -> None:
         """Take in that others reach us at these addresses too; `addresses` names them first."""
 
+    @property
+    def hidden(self) -> bool:
+        """True: others cannot dial us."""
+
     async def hide(self) -> None:
         """Look for relays, if that is allowed, as others cannot dial us. Connections may break meanwhile."""
+
+    async def dial_anew(self, peer: str, addresses: Sequence[str]) -> None:
+        """Dial a peer at these addresses; what leads to it through a relay only ends first. Raises:
+        PeerUnreachable."""
 
     restarts: int
     """Number of times that the process that carries the transport died and was replaced."""

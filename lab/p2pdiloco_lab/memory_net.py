@@ -126,6 +126,7 @@ class MemoryTransport(Endpoint):
         limits: Limits | None = None,
     ) -> None:
         super().__init__(peer_id, limits)
+        self.hidden = False
         self._hub = hub
         self._initial_peers = [address.rsplit("/", 1)[-1] for address in initial_peers]
         self._records: dict[str, dict[str, tuple[bytes, float]]] = {}
@@ -164,6 +165,10 @@ class MemoryTransport(Endpoint):
     def connected(self) -> list[str]:
         return sorted(peer for peer in self._hub._up if self._reaches(peer))
 
+    def direct(self) -> list[str]:
+        """There are no relays here."""
+        return self.connected()
+
     async def link(self, peer: str) -> PeerConnections | None:
         return PeerConnections(("127.0.0.1",)) if self._reaches(peer) else None
 
@@ -176,6 +181,10 @@ class MemoryTransport(Endpoint):
 
     async def hide(self) -> None:
         """There are no relays here."""
+
+    async def dial_anew(self, peer: str, addresses: Sequence[str]) -> None:
+        """The addresses do not matter here."""
+        self._require(peer)
 
     async def put_record(self, key: str, value: bytes, lifetime_s: float) -> bool:
         """Every reachable peer is a replica."""

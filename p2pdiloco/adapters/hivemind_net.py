@@ -102,6 +102,11 @@ class HivemindTransport(Endpoint):
         return tuple(self._listen)
 
     @property
+    def helps_with_holes(self) -> bool:
+        """True: it listens by UDP, too, on the same ports."""
+        return self._daemon.options.force_reachability == "public"
+
+    @property
     def p2pd_pid(self) -> int | None:
         """Process id of p2pd while it runs."""
         return self._daemon.pid
@@ -161,12 +166,20 @@ class HivemindTransport(Endpoint):
         """At most 5 s old."""
         return sorted(self._meeting.connected)
 
+    def direct(self) -> set[str]:
+        """At most 5 s old."""
+        return self._meeting.direct
+
     async def link(self, peer: str) -> PeerConnections | None:
         try:
             ends = (await self._require().peers(CONTROL_TIMEOUT_S)).get(peer)
         except PeerUnreachable:
             return None
-        return None if ends is None else PeerConnections(multiaddrs.direct_ips(ends))
+        if ends is None:
+            return None
+        direct = [end for end in ends if not multiaddrs.relayed(end)]
+        udp = tuple(end for end in direct if end.endswith("/quic-v1"))
+        return PeerConnections(multiaddrs.direct_ips(direct), udp)
 
     async def answers_at(self, peer: str, ip: str, port: int, timeout_s: float) -> bool:
         return await multiaddrs.peer_answers(peer, ip, port, timeout_s)
@@ -178,13 +191,26 @@ class HivemindTransport(Endpoint):
         """Take in at which addresses a router forwards what comes."""
         self._forwarded = list(addresses)
 
+    @property
+    def hidden(self) -> bool:
+        """True: others cannot dial us."""
+        return self._daemon.options.force_reachability == "private"
+
+    async def dial_anew(self, peer: str, addresses: Sequence[str]) -> None:
+        link = await self.link(peer)
+        if link is not None and not link.ips:
+            await self._disconnected(peer)
+            self._meeting.connected.discard(peer)
+        await self._meeting.dial(self._require, peer, addresses)
+        self._meeting.met(peer)
+
     async def hide(self) -> None:
         """p2pd must be started anew for it; 10 s at most."""
         self._outside = []
         options = self._daemon.options
-        if not options.relay or options.force_reachability is not None or not self._relays:
+        if options.force_reachability is not None or not self._relays:
             return
-        private = replace(options, force_reachability="private", auto_relay=True)
+        private = replace(options, force_reachability="private", auto_relay=options.relay)
         self._daemon.use(_with_relays(private, self._relays))
         self._hidden = hidden_now = asyncio.Event()
         await self._daemon.end()
@@ -301,7 +327,8 @@ class HivemindTransport(Endpoint):
 
     async def _bring_up(self) -> None:
         daemon = self._daemon
-        await daemon.start(self._listen)
+        self._meeting.by_udp = self.hidden
+        await daemon.start([*self._listen, *self._udp()])
         self._attachment = await binding.Attachment.open(
             daemon.control_socket,
             daemon.new_client_socket(),
@@ -316,6 +343,20 @@ class HivemindTransport(Endpoint):
         except TransportError:
             await self._tear_down()  # else it counts as up, and nobody starts it again
             raise
+
+    def _udp(self) -> list[str]:
+        """Addresses to listen on for holes. Where a hidden node listens nobody need know; a bootstrap has the
+        port that it has of TCP, if it is free."""
+        if self.hidden:
+            return [f"{family}/udp/0/quic-v1" for family in EVERYWHERE[:1]]
+        if not self.helps_with_holes:
+            return []
+        wanted = [text for text in multiaddrs.with_quic(self._listen) if text not in self._listen]
+        try:
+            return multiaddrs.claim_ports(wanted)
+        except UserError as error:
+            logger.warning("no holes are punched by this peer's help: %s", error)
+            return []
 
     async def _tear_down(self) -> None:
         attachment, self._attachment = self._attachment, None
@@ -374,7 +415,8 @@ class HivemindTransport(Endpoint):
         self._own = await asyncio.to_thread(multiaddrs.own_addresses)
         everywhere = () if self._daemon.options.listen else EVERYWHERE  # it dials from there all the same
         self._meeting.dials.listening([*self._listen, *everywhere], self._own)
-        self._observed = await attachment.observed_addresses(CONTROL_TIMEOUT_S)
+        observed = await attachment.observed_addresses(CONTROL_TIMEOUT_S)
+        self._observed = [at for at in observed if "/quic" not in at or multiaddrs.relayed(at)]
 
     async def _maintain_once(self) -> None:
         attachment, records = self._require(), self._records
@@ -392,10 +434,11 @@ class HivemindTransport(Endpoint):
 
 def _with_relays(options: P2PDOptions, initial_peers: Sequence[str]) -> P2PDOptions:
     """Options with relays: they are looked for among the initial peers; p2pd's own default is IPFS's public
-    ones."""
+    ones. Each is named once: p2pd waits for as many relays as it is told addresses of."""
     if not options.auto_relay or options.trusted_relays:
         return options
-    return replace(options, trusted_relays=tuple(initial_peers), auto_relay=bool(initial_peers))
+    relays = {multiaddrs.split_peer(text)[1]: text for text in reversed(multiaddrs.with_quic(initial_peers))}
+    return replace(options, trusted_relays=tuple(relays.values()), auto_relay=bool(relays))
 
 
 DIAL_TIMEOUT_S = 10.0
@@ -444,12 +487,21 @@ class Meeting:
                 self.book.met(peer, [*self.book.addresses_of(peer), address])
         self.connected: set[str] = set()
         """Ids of connected peers, as the transport last said."""
+        self.direct: set[str] = set()
+        """Those of them to which a connection leads that is through no relay."""
+        self.by_udp = False
+        """True: initial peers are dialled by UDP, too, and are to see where this node sends from."""
 
     def named(self, addresses: Iterable[str]) -> None:
         """Take addresses that a person named as those of initial peers, who are dialled wherever they are."""
         for address, peer in map(multiaddrs.split_peer, addresses):
             if peer != self._me:
                 self._initial.setdefault(peer, []).append(address)
+
+    def _to_join(self) -> list[tuple[str, list[str]]]:
+        """List the initial peers, and where to dial each."""
+        quic = multiaddrs.with_quic if self.by_udp else list
+        return [(peer, quic(addresses)) for peer, addresses in self._initial.items()]
 
     def met(self, peer: str) -> None:
         """Note that a peer is connected."""
@@ -458,6 +510,7 @@ class Meeting:
     def connected_to(self, ends: Mapping[str, Iterable[str]]) -> None:
         """Take in who is connected, by which ends, and that no other is."""
         self.connected = set(ends)
+        self.direct = {peer for peer, its in ends.items() if multiaddrs.direct_ips(its)}
         for peer in self._initial:
             self.dials.told(multiaddrs.direct_ips(ends.get(peer, ())))
 
@@ -494,7 +547,7 @@ class Meeting:
         if not self._initial:
             await self.rejoin(attachment, records)
             return
-        dials = [attachment.connect(*peer, DIAL_TIMEOUT_S) for peer in self._initial.items()]
+        dials = [attachment.connect(*peer, DIAL_TIMEOUT_S) for peer in self._to_join()]
         results = await asyncio.gather(*dials, return_exceptions=True)
         reached = [peer for peer, result in zip(self._initial, results, strict=True) if result is None]
         named = ", ".join(
@@ -531,7 +584,7 @@ class Meeting:
 
     async def rejoin(self, attachment: Attachment, records: RecordTable | None) -> None:
         """Dial the peers that we knew, best effort, and enter their routing tables."""
-        reached = await self._dial_all(attachment, [*self._initial.items(), *self.book.latest(MAX_DIALS)])
+        reached = await self._dial_all(attachment, [*self._to_join(), *self.book.latest(MAX_DIALS)])
         if reached and records is not None:
             try:
                 await records.join(reached)
@@ -545,7 +598,7 @@ class Meeting:
         us) and, while we know hardly anybody, those met before. Without it a swarm and a newcomer could stay
         two swarms for ever.
         """
-        known = [*self._initial.items()]
+        known = self._to_join()
         if len(self.connected) < FEW_PEERS:
             known += self.book.latest(MAX_DIALS)
         await self._dial_all(attachment, [each for each in known if each[0] not in self.connected])

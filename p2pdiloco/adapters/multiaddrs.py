@@ -181,6 +181,17 @@ def endpoint_of(address: str) -> tuple[str, int] | None:
     return parts[0][1], int(parts[1][1])
 
 
+def with_quic(addresses: Iterable[str]) -> list[str]:
+    """List these addresses, each of plain TCP after the one of UDP with the same port."""
+    found = []
+    for text in addresses:
+        if endpoint_of(text) is not None:
+            host, (_, port), *rest = parse(text)
+            found.append(join([host, ("udp", port), ("quic-v1", ""), *rest]))
+        found.append(text)
+    return found
+
+
 def direct_ips(ends: Iterable[str]) -> tuple[str, ...]:
     """List the IP addresses among the other ends of connections, without those of relays; each once."""
     hosts = [parse(end)[0] for end in ends if not relayed(end)]

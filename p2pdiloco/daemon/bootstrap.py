@@ -23,6 +23,7 @@ from p2pdiloco.config.settings import BootstrapSettings
 from p2pdiloco.config.values import parse_web
 from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.network.discovery import announce_runs, look_up_again, publish_runs
+from p2pdiloco.daemon.network.holes import Holes
 from p2pdiloco.daemon.network.reach import DialBack
 from p2pdiloco.daemon.network.router import Router
 from p2pdiloco.daemon.notice import Invite
@@ -103,7 +104,7 @@ async def _open(
     # Its address is well known: it relays from the start, and tells others what it sees of them.
     options = P2PDOptions(relay=settings.relay, force_reachability="public")
     transport = await transport_of(settings, identity, options)
-    door, router = FrontDoor(DialBack(transport)), Router(transport, settings.port_map)
+    door, router = FrontDoor(DialBack(transport), Holes(transport)), Router(transport, settings.port_map)
     await unless_stopped(begin(transport, door, settings, has_runs), stop)
     await unless_stopped(router.begin(), stop)
     looking = look_up_again(transport, unknown)

@@ -21,6 +21,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LISTING_BYTES, LISTING_S, REPORT_BYTES, Budget, Enough
 from p2pdiloco.daemon.display.logs import Audience
 from p2pdiloco.daemon.display.snapshot import encode_status
+from p2pdiloco.daemon.network.holes import Holes
 from p2pdiloco.daemon.network.reach import DialBack, ProbeGate
 from p2pdiloco.daemon.run_files.known_runs import PublishedRun, encode_manifest
 from p2pdiloco.daemon.run_files.shared_files import (
@@ -47,8 +48,14 @@ _Asked = wire.RunsQuery | wire.StatusQuery | wire.NameQuery | wire.StandsQuery |
 class FrontDoor:
     """Handlers of what peers send. Implements `ports.TransportHandlers`."""
 
-    def __init__(self, dial_back: DialBack | None = None, now: Callable[[], float] = time.monotonic) -> None:
-        """`dial_back`: answers whoever asks whether we can dial it; None: such questions are refused."""
+    def __init__(
+        self,
+        dial_back: DialBack | None = None,
+        holes: Holes | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`dial_back`: answers whoever asks whether we can dial it; `holes`: whoever wants a direct line.
+        None: such questions are refused."""
         self._runs: dict[str, tuple[PublishedRun, bytes]] = {}
         self._files: dict[tuple[type, str], Path] = {}
         """Files of the runs, by what asks for them and run."""
@@ -63,6 +70,7 @@ class FrontDoor:
         self._listings = Budget(Enough.LISTINGS, LISTING_BYTES, LISTING_S, now)
         self._reports = Budget(Enough.REPORTS, REPORT_BYTES, LISTING_S, now)
         self._dials_back = dial_back
+        self._holes = holes
 
     def enter(
         self,
@@ -133,6 +141,10 @@ class FrontDoor:
             self._gate.check_not_banned(sender)
         if isinstance(query, wire.ReachQuery):
             return await self._dial_back(sender, query)
+        if isinstance(query, wire.Punch):
+            if self._holes is None:
+                raise RemoteError(Unheard.NOT_READY.value)
+            return wire.encode(await self._holes.answer(sender, query))
         return self._answer(sender, query)
 
     def _decode(self, sender: str, data: bytes, anybodys: Any, members: Any) -> Any:

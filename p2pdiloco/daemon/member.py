@@ -50,6 +50,7 @@ from p2pdiloco.daemon.history import Filling, HistoryDoor, HistoryKeeper, pull_p
 from p2pdiloco.daemon.learner_host import GuestHost, LearnerHost, OnEvent
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.network.discovery import OurRecord, Presence, Sharing
+from p2pdiloco.daemon.network.holes import Holes
 from p2pdiloco.daemon.network.link import (
     LinkMeters,
     LinkTeller,
@@ -118,6 +119,7 @@ class OwnPeer(Frozen):
     reach: Reachability | None = None
     """Reachability of this node: whether others can dial it, and what to look at again; None: they can."""
     router: Router | None = None
+    holes: Holes | None = None
 
 
 class Member:
@@ -463,6 +465,8 @@ class Life:
         spawn(member.sharing.publish())
         spawn(member.sharing.watch())
         spawn(member.presence.watch(lambda: member.core.confirmed))
+        if member.peer.holes is not None:
+            spawn(member.peer.holes.watch(lambda: member.presence.hidden))
         if member.keeper is not None:
             spawn(member.keeper.watch(member.history_filling))
 

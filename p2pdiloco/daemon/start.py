@@ -34,6 +34,7 @@ from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.learner_host import try_socket
 from p2pdiloco.daemon.member import Approval, Life, Member, OwnPeer
 from p2pdiloco.daemon.network.discovery import announce_runs, look_up_again, publish_runs
+from p2pdiloco.daemon.network.holes import Holes
 from p2pdiloco.daemon.network.reach import DialBack, Reachability
 from p2pdiloco.daemon.network.router import Router
 from p2pdiloco.daemon.owner.control import NodeControls, owned
@@ -150,9 +151,10 @@ class _RunSession:
         options = P2PDOptions(relay=settings.relay, force_reachability=force)
         transport = await transport_of(settings, identity, options)
         hosts = peers_of(settings.join)
-        door, router = FrontDoor(DialBack(transport)), Router(transport, settings.port_map)
+        holes = Holes(transport, frozenset(hosts))
+        door, router = FrontDoor(DialBack(transport), holes), Router(transport, settings.port_map)
         reach = Reachability(transport, wish, hosts, router=router)
-        peer = OwnPeer(identity, transport, door, reach, router)
+        peer = OwnPeer(identity, transport, door, reach, router, holes)
         await unless_stopped(begin(transport, door, settings, self._told.may_be_alone), stop)
         await unless_stopped(router.begin(), stop)
         await unless_stopped(reach.check(), stop)

@@ -387,6 +387,23 @@ class ReachAnswer(Tagged):
     """Places at which the asker proved to be itself."""
 
 
+UdpAddress = Annotated[str, Meta(max_length=80, pattern=r"^/ip[46]/[0-9a-f.:]+/udp/[0-9]+/quic-v1\Z")]
+
+
+class Punch(Tagged):
+    """Wish for a direct line to a peer, through both ends' NATs, to a peer that is connected to both. It says
+    the same to the other end, with the addresses at which it sees the first."""
+
+    peer: PeerId
+    addresses: Annotated[tuple[UdpAddress, ...], Meta(max_length=MAX_PORTS)]
+
+
+class PunchAnswer(Tagged):
+    """Answer to `Punch`: where the peer is seen, which has heard of the wish, and dials now."""
+
+    addresses: Annotated[tuple[UdpAddress, ...], Meta(max_length=MAX_PORTS)]
+
+
 class RunSummary(Wire, frozen=True):
     """Run as it is listed."""
 
@@ -470,7 +487,7 @@ class Stands(Tagged):
     """Seats that stand in any fragment, by place: those by invites are among the first."""
 
 
-Query = RunsQuery | StatusQuery | NameQuery | StandsQuery | ReachQuery | AdmissionQuery | CreditsQuery
+Query = RunsQuery | StatusQuery | NameQuery | StandsQuery | ReachQuery | Punch | AdmissionQuery | CreditsQuery
 _encoder = msgpack.Encoder()
 
 

@@ -15,7 +15,7 @@ WAITS = {"asyncio.wait_for": 1, "asyncio.timeout": 0, "psutil.wait_procs": 1}
 """Functions that wait, and which of their arguments says how long. Others are told by a `timeout`."""
 LEAST_S = 1.0
 """What is shorter is waited for to pass."""
-ELSEWHERE = ("documents/", "slow/", "punch_peer.py")
+ELSEWHERE = ("documents/", "slow/")
 
 
 def of_machine(monkeypatch: pytest.MonkeyPatch, **slow: float) -> Machine:

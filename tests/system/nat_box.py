@@ -1,11 +1,12 @@
 """The internet in one process: hosts with public addresses, and homes behind NATs, each in a namespace.
 
-`python nat_box.py DEVICE=PUBLIC[,PUBLIC...][=INSIDE[=GATEWAY]] ...` makes a TUN device for every host, says
-"ready" on stdout, and moves packets until stdin closes. A host with INSIDE is at home: its packets leave
-under the router's PUBLIC address, from the same port where that is free. What comes to a port of the router
-is let in only from an address and port that the home has sent something to: as behind Linux' masquerade, or
-most home routers. A router with a GATEWAY, its address inside, forwards ports when it is asked by NAT-PMP
-(RFC 6886).
+`python nat_box.py DEVICE=PUBLIC[,PUBLIC...][=INSIDE[=GATEWAY|full|symmetric]] ...` makes a TUN device for
+every host, says "ready" on stdout, and moves packets until stdin closes. A host with INSIDE is at home: its
+packets leave under the router's PUBLIC address, from the same port where that is free. What comes to a port
+of the router is let in only from an address and port that the home has sent something to: as behind Linux'
+masquerade, or most home routers. A `full` cone lets in whatever comes to a port that the home has sent
+something from; a `symmetric` router takes another port for every address and port of others. A router with a
+GATEWAY, its address inside, forwards ports when it is asked by NAT-PMP (RFC 6886).
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ class Host:
     """Its own address, if it is at home."""
     gateway: bytes = b""
     """Address inside of its router, if that forwards ports."""
+    kind: str = ""
+    """Kind of its NAT: full, symmetric, or port-restricted."""
     forwarded: set[tuple[int, int]] = field(default_factory=set)
     """(protocol, port) of the router that everybody reaches."""
-    ports: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(protocol, port of the home) -> port of the router."""
+    ports: dict[tuple[int, int, bytes], int] = field(default_factory=dict)
+    """(protocol, port of the home, place of the other side behind a symmetric NAT) -> port of the router."""
     owners: dict[tuple[int, int], int] = field(default_factory=dict)
     """The other way round."""
     allowed: set[Flow] = field(default_factory=set)
@@ -76,12 +79,14 @@ def outward(host: Host, packet: bytes) -> bytes:
     """As it leaves the router."""
     head, protocol = (packet[0] & 15) * 4, packet[9]
     inner, there = struct.unpack_from("!H", packet, head)[0], packet[head + 2 : head + 4]
-    port = host.ports.get((protocol, inner))
+    symmetric = host.kind == "symmetric"
+    key = protocol, inner, packet[16:20] + there if symmetric else b""
+    port = host.ports.get(key)
     if port is None:
-        port = inner
+        port = inner + symmetric
         while (protocol, port) in host.owners:
             port = port + 1 if port < 65535 else 1024
-        host.ports[(protocol, inner)], host.owners[(protocol, port)] = port, inner
+        host.ports[key], host.owners[(protocol, port)] = port, inner
     host.allowed.add((protocol, port, packet[16:20], there))
     return rewritten(packet, 12, host.public, 0, struct.pack("!H", port))
 
@@ -91,7 +96,8 @@ def inward(host: Host, packet: bytes) -> bytes | None:
     head, protocol = (packet[0] & 15) * 4, packet[9]
     port = struct.unpack_from("!H", packet, head + 2)[0]
     flow = protocol, port, packet[12:16], packet[head : head + 2]
-    if flow not in host.allowed and (protocol, port) not in host.forwarded:
+    open_to_all = (protocol, port) in (host.owners if host.kind == "full" else host.forwarded)
+    if flow not in host.allowed and not open_to_all:
         return None
     return rewritten(packet, 16, host.inside, 2, struct.pack("!H", host.owners[(protocol, port)]))
 
@@ -110,9 +116,10 @@ def told_by_gateway(host: Host, packet: bytes) -> bytes | None:
     answer = struct.pack("!BBHI", 0, 128 + said[1], 0, 1)
     if said[1]:
         inner, outer, lease_s = struct.unpack_from("!HHI", said, 4)
-        outer = host.ports.get((TCP, inner), outer or inner)
-        host.ports[(TCP, inner)], host.owners[(TCP, outer)] = outer, inner
-        (host.forwarded.add if lease_s else host.forwarded.discard)((TCP, outer))
+        protocol = TCP if said[1] == 2 else UDP
+        outer = host.ports.get((protocol, inner, b""), outer or inner)
+        host.ports[protocol, inner, b""], host.owners[protocol, outer] = outer, inner
+        (host.forwarded.add if lease_s else host.forwarded.discard)((protocol, outer))
         answer += struct.pack("!HHI", inner, outer, lease_s)
     else:
         answer += host.public
@@ -150,10 +157,11 @@ def main(words: list[str]) -> None:
     poll, by_fd, by_address = select.epoll(), {}, {}
     for word in words:
         device, public, *inside = word.split("=")
+        kind = inside.pop() if inside and inside[-1].isalpha() else ""
         fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(fd, TUNSETIFF, struct.pack("16sH22x", device.encode(), IFF_TUN | IFF_NO_PI))
         addresses = [socket.inet_aton(address) for address in public.split(",")]
-        host = by_fd[fd] = Host(fd, addresses[0], *map(socket.inet_aton, inside))
+        host = by_fd[fd] = Host(fd, addresses[0], *map(socket.inet_aton, inside), kind=kind)
         by_address.update(dict.fromkeys(addresses, host))
         poll.register(fd, select.EPOLLIN)
     poll.register(0, select.EPOLLIN)

@@ -32,13 +32,13 @@ def why_not() -> str:
 
 
 class Nats:
-    """`public` hosts with addresses 7.0.0.1, .2, … (each with `more` further ones), and `homes` 192.168.1.2,
-    192.168.2.2, … behind routers 7.0.1.1, 7.0.1.2, … of their own. (Public by libp2p's rules too, which NATs
-    are not found out without.) `forward`: the routers forward ports when they are asked."""
+    """`public` hosts with addresses 7.0.0.1, .2, …, and `homes` 192.168.1.2, 192.168.2.2, … behind routers
+    7.0.1.1, 7.0.1.2, … of their own. (Public by libp2p's rules too, which NATs are not found out without.)
+    `forward`: the routers forward ports when they are asked. `kinds`: of the homes' NATs, by `nat_box`."""
 
-    def __init__(self, public: int, homes: int, more: int = 0, forward: bool = False) -> None:
+    def __init__(self, public: int, homes: int, forward: bool = False, kinds: Sequence[str] = ()) -> None:
         tag = f"n{os.getpid() % 100_000}"
-        outside = [[f"7.0.0.{i}", *(f"7.0.{2 + j}.{i}" for j in range(more))] for i in range(1, public + 1)]
+        outside = [[f"7.0.0.{i}"] for i in range(1, public + 1)]
         hosts = [(f"{tag}p{i}", own, own) for i, own in enumerate(outside, 1)]
         hosts += [(f"{tag}h{i}", [f"7.0.1.{i}"], [f"192.168.{i}.2"]) for i in range(1, homes + 1)]
         self._spaces = [name for name, _, _ in hosts]
@@ -49,6 +49,8 @@ class Nats:
         ]
         if forward:
             devices[public:] = [f"{each}=192.168.{i}.1" for i, each in enumerate(devices[public:], 1)]
+        for place, kind in enumerate(kinds, public):
+            devices[place] += f"={kind}" if kind else ""
         self._box = subprocess.Popen(
             [sys.executable, str(BOX), *devices], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -174,6 +174,8 @@ class Presence:
         once."""
         self._dials: dict[str, asyncio.Task[None]] = {}
         self.names = Names()
+        self.hidden: set[str] = set()
+        """Listed peers that cannot be dialled."""
 
     async def publish(self) -> None:
         """Keep our record on the DHT, for ever."""
@@ -209,6 +211,7 @@ class Presence:
         records = await self._records()
         others: list[tuple[str, tuple[str, ...]]] = []
         hidden: set[str] = set()
+        self.hidden = hidden
         for peer, record in records.items():
             if not record.dialable:
                 hidden.add(peer)

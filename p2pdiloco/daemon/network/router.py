@@ -2,8 +2,9 @@
 
 UPnP is spoken by miniupnpc, NAT-PMP (RFC 6886) here. p2pd could do both, but takes another port outside at
 every start, and links would not hold. Here it is the one on which the node listens, which it has again when
-it starts again, unless the router gives another. A forwarding is renewed while the node runs, ends with it,
-and lapses within `LEASE_S` where it could not be ended, but for routers that know permanent ones only.
+it starts again, unless the router gives another. Where it listens by UDP, too (`daemon.network.holes`), that
+port of UDP is asked for beside it, and may be refused. A forwarding is renewed while the node runs, ends with
+it, and lapses within `LEASE_S` where it could not be ended, but for routers that know permanent ones only.
 
 What a router says is a claim. Whether others reach us there, peers say (`daemon.network.reach`).
 
@@ -114,7 +115,8 @@ class Router:
         port = next(port for ip, port in places if ":" not in ip)
         while True:
             try:
-                self._forwarding = await apart(partial(forward, port))
+                by_udp = self._transport.helps_with_holes
+                self._forwarding = await apart(partial(forward, port, by_udp))
                 words = self._forwarding.words if self._forwarding else NO_ROUTER
             except NotForwarded as error:
                 self._forwarding, words = None, f"the router does not forward a port: {error}"
@@ -127,16 +129,16 @@ class Router:
             await asyncio.sleep(RENEW_S)
 
 
-def forward(port: int) -> Forwarding | None:
-    """Ask the router to forward its port of that number to us; None: there is none that can be asked. It
-    waits for the network.
+def forward(port: int, by_udp: bool = False) -> Forwarding | None:
+    """Ask the router to forward its port of that number to us, of UDP, too, if that is wished and it may be.
+    None: there is none that can be asked. It waits for the network.
 
     Raises: NotForwarded.
     """
     why = ""
     for ask in (by_upnp, by_nat_pmp):
         try:
-            if (found := ask(port)) is not None:
+            if (found := ask(port, by_udp)) is not None:
                 return found
         except NotForwarded as error:
             why = why or str(error)
@@ -145,7 +147,7 @@ def forward(port: int) -> Forwarding | None:
     return None
 
 
-def by_upnp(port: int) -> Forwarding | None:
+def by_upnp(port: int, by_udp: bool = False) -> Forwarding | None:
     """Ask by UPnP. Raises: NotForwarded."""
     try:
         import miniupnpc
@@ -167,32 +169,44 @@ def by_upnp(port: int) -> Forwarding | None:
         return None
     ip = told(lambda: str(ipaddress.IPv4Address(client.externalipaddress())))
 
-    def ask(lease_s: int) -> None:
-        told(client.addportmapping, port, "TCP", client.lanaddr, port, NAME, "", lease_s)
+    def ask(kind: str, lease_s: int = LEASE_S) -> None:
+        try:
+            told(client.addportmapping, port, kind, client.lanaddr, port, NAME, "", lease_s)
+        except NotForwarded as error:
+            if "Permanent" not in str(error) or not lease_s:
+                raise
+            ask(kind, 0)
 
-    try:
-        ask(LEASE_S)
-    except NotForwarded as error:
-        if "Permanent" not in str(error):
-            raise
-        ask(0)
-    return Forwarding(ip, port, lambda: told(client.deleteportmapping, port, "TCP"))
+    def end() -> None:
+        if by_udp:
+            with suppress(NotForwarded):
+                told(client.deleteportmapping, port, "UDP")
+        told(client.deleteportmapping, port, "TCP")
+
+    ask("TCP")
+    if by_udp:
+        with suppress(NotForwarded):
+            ask("UDP")
+    return Forwarding(ip, port, end)
 
 
-_WANT_ADDRESS, _FORWARD_TCP = 0, 2
+_WANT_ADDRESS, _FORWARD_UDP, _FORWARD_TCP = 0, 1, 2
 _PMP_PORT = 5351
 _PMP_WAITS_S = 0.25, 0.5, 1.0
 _PMP_ERRORS = {2: "not authorized", 3: "it has no address itself", 4: "out of resources"}
 
 
-def by_nat_pmp(port: int, gateway: tuple[str, int] | None = None) -> Forwarding | None:
+def by_nat_pmp(port: int, by_udp: bool = False, gateway: tuple[str, int] | None = None) -> Forwarding | None:
     """Ask by NAT-PMP. `gateway`: that one. Raises: NotForwarded."""
     there = gateway or default_gateway()
     if there is None:
         return None
 
-    def asked(lease_s: int) -> int | None:
-        wish = struct.pack("!BBHHHI", 0, _FORWARD_TCP, 0, port, port if lease_s else 0, lease_s)
+    def asked(lease_s: int, kind: int = _FORWARD_TCP) -> int | None:
+        if by_udp and kind == _FORWARD_TCP:
+            with suppress(NotForwarded):
+                asked(lease_s, _FORWARD_UDP)
+        wish = struct.pack("!BBHHHI", 0, kind, 0, port, port if lease_s else 0, lease_s)
         told = _pmp(there, wish, 16)
         return None if told is None else struct.unpack_from("!H", told, 10)[0]
 

@@ -34,6 +34,7 @@ class Gateway:
     def __init__(self, code: int = 0, port: int = 0) -> None:
         self.code, self.port = code, port
         self.leases: list[tuple[int, int]] = []
+        self.by_udp: list[tuple[int, int]] = []
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("127.0.0.1", 0))
         self.place: tuple[str, int] = self._socket.getsockname()
@@ -50,7 +51,7 @@ class Gateway:
                 self._socket.sendto(head + socket.inet_aton(OUTSIDE), sender)
                 continue
             inner, outer, lease_s = struct.unpack_from("!HHI", said, 4)
-            self.leases.append((inner, lease_s))
+            (self.leases if said[1] == 2 else self.by_udp).append((inner, lease_s))
             self._socket.sendto(head + struct.pack("!HHI", inner, self.port or outer, lease_s), sender)
 
     def close(self) -> None:
@@ -68,19 +69,22 @@ def gateways() -> Iterator[list[Gateway]]:
         gateway.close()
 
 
-@pytest.mark.parametrize("port", [0, 5000])
-def test_a_gateway_forwards_by_nat_pmp_until_it_is_ended(gateways: list[Gateway], port: int) -> None:
+@pytest.mark.parametrize(("port", "by_udp"), [(0, False), (5000, True)])
+def test_a_gateway_forwards_by_nat_pmp_until_it_is_ended(
+    gateways: list[Gateway], port: int, by_udp: bool
+) -> None:
     gateways.append(Gateway(port=port))
-    found = by_nat_pmp(4001, gateways[0].place)
+    found = by_nat_pmp(4001, by_udp, gateways[0].place)
     assert found is not None and (found.ip, found.port) == (OUTSIDE, port or 4001)
     found.end()
     assert gateways[0].leases == [(4001, LEASE_S), (4001, 0)]
+    assert gateways[0].by_udp == gateways[0].leases * by_udp
 
 
 def test_a_gateway_that_refuses_says_why(gateways: list[Gateway]) -> None:
     gateways.append(Gateway(code=2))
     with pytest.raises(NotForwarded, match="not authorized"):
-        by_nat_pmp(4001, gateways[0].place)
+        by_nat_pmp(4001, gateway=gateways[0].place)
 
 
 def test_where_nobody_answers_or_there_is_no_gateway_nothing_is_forwarded(
@@ -89,7 +93,7 @@ def test_where_nobody_answers_or_there_is_no_gateway_nothing_is_forwarded(
     monkeypatch.setattr(router, "_PMP_WAITS_S", (0.01,))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind(("127.0.0.1", 0))
-        assert by_nat_pmp(4001, silent.getsockname()) is None
+        assert by_nat_pmp(4001, gateway=silent.getsockname()) is None
     monkeypatch.setattr(router, "default_gateway", lambda: None)
     assert by_nat_pmp(4001) is None
 
@@ -140,6 +144,17 @@ def test_a_device_forwards_by_upnp_until_it_is_ended(
     assert asked[1:5] == (4001, "TCP", "192.168.1.2", 4001) and asked[-1] == lease_s
     found.end()
     assert device.asked[-1] == ("deleteportmapping", 4001, "TCP")
+    assert "UDP" not in str(device.asked)
+
+
+def test_the_same_port_of_udp_is_asked_for_where_it_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = upnp(monkeypatch, {"deleteportmapping UDP": "never heard of"})
+    found = by_upnp(4001, True)
+    assert found is not None
+    found.end()
+    asked = [each[:3] for each in device.asked if "portmapping" in each[0]]
+    add, delete = "addportmapping", "deleteportmapping"
+    assert asked == [(add, 4001, "TCP"), (add, 4001, "UDP"), (delete, 4001, "UDP"), (delete, 4001, "TCP")]
 
 
 @pytest.mark.parametrize("fails", [NONE, NO_GATEWAY])
@@ -177,9 +192,9 @@ def test_without_the_library_the_other_protocol_is_left(monkeypatch: pytest.Monk
 def test_the_first_that_forwards_is_taken_and_else_the_first_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     upnp(monkeypatch, {ADD: "Action not authorized"})
     forwarding = Forwarding(OUTSIDE, 4001, lambda: None)
-    monkeypatch.setattr(router, "by_nat_pmp", lambda _port: forwarding)
+    monkeypatch.setattr(router, "by_nat_pmp", lambda *_: forwarding)
     assert router.forward(4001) is forwarding
-    monkeypatch.setattr(router, "by_nat_pmp", lambda _port: None)
+    monkeypatch.setattr(router, "by_nat_pmp", lambda *_: None)
     with pytest.raises(NotForwarded, match="not authorized"):
         router.forward(4001)
     upnp(monkeypatch, NONE)
@@ -190,6 +205,8 @@ class Listening:
     """A transport that listens at home, and what it was told."""
 
     listening: Sequence[str] = ("/ip6/::/tcp/5001", "/ip4/0.0.0.0/tcp/4001")
+
+    helps_with_holes = True
 
     def __init__(self) -> None:
         self.told: list[Sequence[str]] = []
@@ -206,8 +223,8 @@ def at_home(monkeypatch: pytest.MonkeyPatch, answers: list[Any], own: str = "192
     monkeypatch.setattr(multiaddrs, "interface_addresses", lambda _family: ["127.0.0.1", own])
     monkeypatch.setattr(router, "RENEW_S", 0.0)
 
-    def forward(port: int) -> Any:
-        assert port == 4001
+    def forward(port: int, by_udp: bool) -> Any:
+        assert port == 4001 and by_udp
         if len(answers) == 1:
             router.RENEW_S = 3600.0
         answer = answers.pop(0)

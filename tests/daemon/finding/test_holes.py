@@ -1,0 +1,145 @@
+"""Holes in NATs: whose word is taken, and whom it is passed on to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.network import holes
+from p2pdiloco.daemon.network.holes import WORDS, Holes
+from p2pdiloco.errors import PeerUnreachable, RemoteError
+from p2pdiloco.identity import Identity
+from p2pdiloco.ports import PeerConnections
+
+A, B, BOOTSTRAP, LIAR = (Identity.generate().peer_id for _ in range(4))
+AT_A, AT_B = "/ip4/7.0.1.1/udp/4001/quic-v1", "/ip4/7.0.1.2/udp/4002/quic-v1"
+
+
+class World:
+    """A transport of whoever is asked; `ends`: of the connections to others; `there`: who takes its words."""
+
+    hidden = True
+
+    def __init__(self, ends: dict[str, Sequence[str]], there: dict[str, Holes] | None = None) -> None:
+        self.ends, self.there = ends, there or {}
+        self.me = ""
+        self.dialled: list[tuple[str, Sequence[str]]] = []
+        self.opens = True
+
+    async def link(self, peer: str) -> PeerConnections | None:
+        if peer not in self.ends:
+            return None
+        return PeerConnections(("7.0.0.1",) if self.ends[peer] else (), tuple(self.ends[peer]))
+
+    def connected(self) -> list[str]:
+        return sorted(self.ends)
+
+    def direct(self) -> list[str]:
+        return [peer for peer, ends in self.ends.items() if ends]
+
+    async def send(self, peer: str, data: bytes, timeout_s: float) -> bytes:
+        query = wire.decode(data[1:], wire.Punch)
+        if peer not in self.there:
+            raise PeerUnreachable("gone")
+        return wire.encode(await self.there[peer].answer(self.me, query))
+
+    async def dial_anew(self, peer: str, addresses: Sequence[str]) -> None:
+        self.dialled.append((peer, addresses))
+        if not self.opens:
+            raise PeerUnreachable("no answer")
+        self.ends[peer] = addresses
+
+
+def three() -> tuple[dict[str, World], dict[str, Holes]]:
+    """Two hidden members and a bootstrap, which both are connected to."""
+    worlds = {
+        A: World({BOOTSTRAP: ("x",), B: ()}),
+        B: World({BOOTSTRAP: ("x",)}),
+        BOOTSTRAP: World({A: (AT_A,), B: (AT_B,)}),
+    }
+    made = {
+        peer: Holes(cast(Any, world), frozenset() if peer == BOOTSTRAP else frozenset([BOOTSTRAP]))
+        for peer, world in worlds.items()
+    }
+    for peer, world in worlds.items():
+        world.me, world.there = peer, made
+    return worlds, made
+
+
+async def test_both_dial_where_the_bootstrap_sees_the_other() -> None:
+    worlds, made = three()
+    assert await made[A].punch(B)
+    await asyncio.sleep(0)
+    assert worlds[A].dialled == [(B, (AT_B,))] and worlds[B].dialled == [(A, (AT_A,))]
+    assert not worlds[BOOTSTRAP].dialled
+
+
+async def test_a_hole_that_does_not_come_about_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds, made = three()
+    worlds[A].opens = False
+    monkeypatch.setattr(holes, "LOOK_S", 0.0)
+    watching = asyncio.create_task(made[A].watch(lambda: {B}))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(worlds[A].dialled) == 1, "it rests"
+    made[A]._rests.clear()
+    worlds[A].opens = True
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(worlds[A].dialled) == 2 and B in worlds[A].direct(), "there is nothing left to do"
+    watching.cancel()
+
+
+async def test_nobody_is_asked_by_whom_others_can_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds, made = three()
+    worlds[A].hidden = False  # type: ignore[misc]
+    monkeypatch.setattr(holes, "LOOK_S", 0.0)
+    watching = asyncio.create_task(made[A].watch(lambda: {B}))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not worlds[A].dialled
+    watching.cancel()
+
+
+@pytest.mark.parametrize("gone", [A, B])
+async def test_a_bootstrap_that_sees_only_one_by_udp_tells_neither(gone: str) -> None:
+    worlds, made = three()
+    worlds[BOOTSTRAP].ends[gone] = ()
+    assert not await made[A].punch(B)
+    assert not worlds[A].dialled and not worlds[B].dialled
+
+
+async def test_one_who_does_not_hear_of_the_wish_is_not_dialled() -> None:
+    worlds, made = three()
+    del worlds[BOOTSTRAP].there[B]
+    assert not await made[A].punch(B)
+    assert not worlds[A].dialled
+
+
+async def test_nobody_is_made_to_dial_by_whom_no_person_named() -> None:
+    worlds, made = three()
+    with pytest.raises(RemoteError, match="not-chosen"):
+        await made[B].answer(LIAR, wire.Punch(A, ("/ip4/9.9.9.9/udp/53/quic-v1",)))
+    assert not worlds[B].dialled
+
+
+async def test_a_flood_of_wishes_is_refused() -> None:
+    worlds, made = three()
+    for _ in range(WORDS):
+        await made[B].answer(BOOTSTRAP, wire.Punch(A, (AT_A,)))
+    with pytest.raises(RemoteError, match="too-often"):
+        await made[B].answer(BOOTSTRAP, wire.Punch(A, (AT_A,)))
+    await asyncio.sleep(0)
+    assert len(worlds[B].dialled) == WORDS
+
+
+@pytest.mark.parametrize(
+    "address", ["/ip4/7.0.1.1/tcp/22", "/dns4/there/udp/1/quic-v1", f"{AT_A}/p2p/{A}/p2p-circuit", "x" * 200]
+)
+def test_only_plain_addresses_of_udp_are_read(address: str) -> None:
+    with pytest.raises(RemoteError, match="garbage"):
+        wire.decode(wire.encode(wire.Punch(A, (address,))), wire.Punch)
