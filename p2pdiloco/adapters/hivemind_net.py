@@ -218,6 +218,8 @@ class HivemindTransport(Endpoint):
             async with asyncio.timeout(DIAL_TIMEOUT_S):
                 await hidden_now.wait()
         except TimeoutError:
+            if self._up():
+                return  # it only dials peers that do not answer
             logger.warning("p2pd has not come back within %(waited_s)g s", {"waited_s": DIAL_TIMEOUT_S})
 
     async def meet(self, peer: str) -> float:

@@ -97,6 +97,7 @@ WIRE = (
     wire.Presence,
     wire.Reading,
     wire.ReachAnswer,
+    wire.PunchAnswer,
 )
 """Types of which the first byte of an input chooses one."""
 

@@ -82,6 +82,37 @@ def test_who_is_behind_a_nat_contributes_and_is_never_syncer(swarm: Swarm, nats:
         node.terminate()
 
 
+def test_three_who_are_all_behind_nats_train_by_one_bootstrap_and_go_on_without_one(swarm: Swarm) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    names = ("home1", "home2", "home3")
+    manifest = swarm.manifest(seats=names)
+    with Nats(public=1, homes=3) as nats:
+        bootstrap = swarm.start(
+            "bootstrap", "bootstrap", "--run", str(manifest), listen=ANY, within=nats.at(0)
+        )
+        swarm.until(lambda: bootstrap.address() is not None, "the bootstrap's address")
+        common = ["--join", bootstrap.address() or "", *PACE, "--name"]
+        nodes = [
+            swarm.start(
+                name, "node", *common, name, *("--genesis",) * (i == 1), listen=ANY, within=nats.at(i)
+            )
+            for i, name in enumerate(names, 1)
+        ]
+        direct = "a direct line to"
+        swarm.until(lambda: all(direct in node.said() for node in nodes), "holes", QUICK_S)
+        for node in nodes:
+            assert node.events("reach")[-1].reason != "direct"
+        before = [node.full_merges(3) for node in nodes]
+        swarm.until(lambda: sum(n.full_merges(3) for n in nodes) > sum(before), "a merge of all", QUICK_S)
+        swarm.kill(nodes.pop(0))
+        for node in nodes:
+            had = node.full_merges(2)
+            swarm.until(lambda node=node, had=had: node.full_merges(2) > had, "merges of the others", QUICK_S)
+        for node in reversed(nodes):
+            node.terminate()
+
+
 def test_a_router_forwards_the_port_while_a_node_runs_and_links_lead_there(swarm: Swarm) -> None:
     if reason := why_not():
         pytest.skip(reason)
