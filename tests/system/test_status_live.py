@@ -1,4 +1,4 @@
-"""`p2pdiloco status` and `p2pdiloco checkpoint` against a real bootstrap and a real node."""
+"""`p2pdiloco status`, `plan`, `doctor`, `credits`, `checkpoint` against a real bootstrap and a real node."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from system_kit import PACE, Daemon, Swarm
 from terminal_kit import Terminal
 
 from p2pdiloco.config.settings import load_settings_table
+from p2pdiloco.daemon.run_files.known_runs import read_link
 from p2pdiloco.daemon.run_files.saved_state import load_result, result_on_disk
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -26,9 +27,11 @@ def _address(daemon: Daemon) -> str:
 
 
 def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
-    bootstrap = visited_swarm.bootstrap(seats=("one",))
+    manifest = str(visited_swarm.manifest(seats=("one",)))
+    bootstrap = visited_swarm.bootstrap("--run", manifest, "--lan")
     empty = visited_swarm.command("status", "--join", _address(bootstrap), "--timeout-s", "6")
     assert empty.returncode == 3 and "no member of run test answered within 6 s" in empty.stderr
+    _plan_of_the_run_that_the_peer_lists(visited_swarm, _address(bootstrap))
 
     # Told to stop, as by `timeout`: its folder and its network process are gone (the fixture looks).
     asking = visited_swarm.begin("status", "--join", _address(bootstrap), "--timeout-s", "60")
@@ -119,6 +122,31 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     assert (
         all(b.number >= a for a, b in zip(numbers, after.labels, strict=True)) and after.merges > live.merges
     )
+
+    # The bootstrap is found in the local network, by a node to whom nobody says whom to join.
+    pytest.importorskip("zeroconf")
+    near = visited_swarm.start("near", "node", "--lan", "--run", read_link(link).run, *PACE)
+    visited_swarm.until(lambda: "run test (" in near.said(), "the run that it found")
+    assert "found in this network: 1 peer of 1 run" in near.said()
+
+
+def _plan_of_the_run_that_the_peer_lists(swarm: Swarm, address: str) -> None:
+    """The link to the peer is measured, and not for two at once."""
+    asked = swarm.command("plan", "--join", address, "--json", "--step-s", "1")
+    assert asked.returncode == 0, asked.stderr
+    (row,) = json.loads(asked.stdout)
+    measured = row["measured"]
+    assert 0 < measured["round_trip_s"] < 1
+    assert measured["upload_bits_per_s"] > 1e6 and measured["download_bits_per_s"] > 1e6
+    assert row["link"]["upload_bits_per_s"] == measured["upload_bits_per_s"]
+    assert row["demand"]["participation"] == 1
+
+    again = swarm.command("plan", "--join", address)
+    assert again.returncode == 2 and "measures a link for somebody else just now" in again.stderr
+    assert "hint: try again later" in again.stderr and "Traceback" not in again.stderr
+
+    gone = swarm.command("plan", "--join", "/ip4/127.0.0.1/tcp/1" + address[address.index("/p2p/") :])
+    assert gone.returncode == 2 and "None of the initial peers can be reached" in gone.stderr
 
 
 @pytest.mark.skipif(

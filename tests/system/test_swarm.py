@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from system_kit import START_S, Daemon, Swarm, asking
+from system_kit import LEARNER, START_S, Daemon, Swarm, asking
 
 from p2pdiloco.config.manifest import GroupSection
 from p2pdiloco.config.presets import MICRO
@@ -176,14 +176,32 @@ def its_owner_stops_it_for_a_while(swarm: Swarm, node: Daemon, other: Daemon) ->
 
 
 @pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="no limits of other processes here")
-def test_of_two_nodes_one_with_a_full_disk_does_not_stop_the_other(tmp_path: Path) -> None:
+def test_a_full_disk_costs_checkpoints_and_a_vote_and_stops_nobody(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm, ExitStack() as stack:
         bootstrap = swarm.bootstrap()
-        one = swarm.node("one", bootstrap, "--genesis")
+        one = swarm.node("one", bootstrap, "--genesis", "--checkpoint-every-s", "1")
         two = swarm.node("two", bootstrap)
         swarm.training(one, two)
-        swarm.until(lambda: one.full_merges(2) + two.full_merges(2) >= 5, "both to take part")
 
+        def together(what: str) -> None:
+            before = one.full_merges(2) + two.full_merges(2)
+            swarm.until(lambda: one.full_merges(2) + two.full_merges(2) > before + 2, what)
+
+        processes = [psutil.Process(one.pid), one.child(LEARNER)]
+        limits = {p: p.rlimit(psutil.RLIMIT_FSIZE) for p in processes if p is not None}
+        assert len(limits) == 2
+        for process, (_, hard) in limits.items():
+            # Of the daemon less than a fragment's state. The learner cannot even write that it cannot write.
+            process.rlimit(psutil.RLIMIT_FSIZE, (40_000 if process.pid == one.pid else 0, hard))
+        swarm.until(lambda: "checkpoint-" in one.said() and "cannot save" in one.said(), "it to say so")
+        swarm.until(lambda: "learner state not saved" in one.said(), "the learner to say so")
+        swarm.advance(two, FRAGMENTS, 3)
+        together("both to take part, without checkpoints")
+        assert one.ended() is None and "the learner ended" not in one.said()
+        for process, limit in limits.items():
+            process.rlimit(psutil.RLIMIT_FSIZE, limit)
+
+        together("both to take part, with room for all")
         ask = stack.enter_context(asking(one))
 
         def votes() -> bool:
@@ -203,46 +221,48 @@ def test_of_two_nodes_one_with_a_full_disk_does_not_stop_the_other(tmp_path: Pat
         process.rlimit(psutil.RLIMIT_FSIZE, room)
         swarm.until(votes, "its vote")
         assert_agree_at_last(swarm, one, two)
+        one.terminate()
+        assert list((one.data_dir / "runs").glob("*/learner.safetensors"))  # there was room again at the end
 
 
-def test_a_killed_syncer_is_replaced_and_comes_back(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        bootstrap = swarm.bootstrap(seats=("one", "two", "three"))
-        one = swarm.node("one", bootstrap, "--genesis", *SAVE_OFTEN)
-        nodes = [one, *(swarm.node(name, bootstrap, *SAVE_OFTEN) for name in ("two", "three"))]
-        swarm.training(*nodes)
-        swarm.advance(one, FRAGMENTS, 5)
-        saved = [d for d in nodes if swarm.until(lambda d=d: d.events("checkpoint"), "a checkpoint")]
-        syncer = swarm.until(lambda: next((d for d in saved if d.is_syncer_of()), None), "a syncer")
-        peer_id, fragments = syncer.peer_id, syncer.is_syncer_of()
-        survivors = [d for d in nodes if d is not syncer]
+def a_killed_syncer_is_replaced_and_comes_back(swarm: Swarm, *nodes: Daemon) -> None:
+    """Of three nodes that save often."""
+    swarm.advance(nodes[0], FRAGMENTS, 5)
+    saved = [d for d in nodes if swarm.until(lambda d=d: d.events("checkpoint"), "a checkpoint")]
+    syncer = swarm.until(lambda: next((d for d in saved if d.is_syncer_of()), None), "a syncer")
+    peer_id, fragments = syncer.peer_id, syncer.is_syncer_of()
+    survivors = [d for d in nodes if d is not syncer]
 
-        swarm.kill(syncer)  # its learner and its p2pd end by themselves
-        lines = {d.name: len(d.events("progress")) for d in survivors}
-        held = syncer.number(fragments[0])
-        for survivor in survivors:
-            swarm.advance(survivor, FRAGMENTS, 3)
-            # Nothing that a peer does stops inner steps: no pause comes near a time-out of the protocol.
-            gaps = [e.longest_gap_s for e in survivor.events("progress")[lines[survivor.name] :]]
-            assert max(gaps, default=0.0) < Timing().suspect_s
+    swarm.kill(syncer)  # its learner and its p2pd end by themselves
+    lines = {d.name: len(d.events("progress")) for d in survivors}
+    held = syncer.number(fragments[0])
+    for survivor in survivors:
+        swarm.advance(survivor, FRAGMENTS, 3)
+        # Nothing that a peer does stops inner steps: no pause comes near a time-out of the protocol.
+        gaps = [e.longest_gap_s for e in survivor.events("progress")[lines[survivor.name] :]]
+        assert max(gaps, default=0.0) < Timing().suspect_s
 
-        again = swarm.node(syncer.name, survivors[0], *SAVE_OFTEN)
-        swarm.training(again)
-        assert again.peer_id == peer_id
-        swarm.until(lambda: again.number(fragments[0]) > held, "the restarted node to catch up")
-        swarm.until(lambda: sum(d.full_merges(3) for d in (*survivors, again)) > 0, "all three to take part")
-        before = sum(d.full_merges(3) for d in (*survivors, again))
-        swarm.until(
-            lambda: sum(d.full_merges(3) for d in (*survivors, again)) > before + 3, "its contributions"
-        )
-        assert_agree_at_last(swarm, *survivors, again)
+    again = swarm.node(syncer.name, survivors[0], *SAVE_OFTEN)
+    swarm.training(again)
+    assert again.peer_id == peer_id
+    swarm.until(lambda: again.number(fragments[0]) > held, "the restarted node to catch up")
+    before = sum(d.full_merges(3) for d in survivors)
+    swarm.until(lambda: sum(d.full_merges(3) for d in (*survivors, again)) > before + 4, "its contributions")
+    assert_agree_at_last(swarm, *survivors, again)
 
 
-def test_a_dead_rank_a_dead_learner_and_a_dead_p2pd_are_replaced_in_place(tmp_path: Path) -> None:
+def newest_checkpoint(daemon: Daemon, fragment: int) -> Path:
+    folder = next((daemon.data_dir / "runs").iterdir()) / "fragments" / f"{fragment:03d}"
+    return max(folder.glob("checkpoint-*.safetensors"), key=lambda p: int(p.stem.split("-")[1]))
+
+
+def test_the_dead_are_replaced_in_place_and_who_comes_back_goes_on_from_what_it_saved(tmp_path: Path) -> None:
+    """A dead rank, a dead learner, a dead p2pd; then an orderly end, and checkpoints that are damaged."""
     with Swarm(tmp_path) as swarm:
         bootstrap = swarm.bootstrap()
         one = swarm.node("one", bootstrap, "--genesis")
-        two = swarm.node("two", bootstrap, "--nproc", "2", "--precision", "fp32")
+        several = ("--nproc", "2", "--precision", "fp32")
+        two = swarm.node("two", bootstrap, *several)
         swarm.training(one, two)
 
         def runs(daemon: Daemon) -> list[str]:
@@ -291,20 +311,7 @@ def test_a_dead_rank_a_dead_learner_and_a_dead_p2pd_are_replaced_in_place(tmp_pa
         # While neither heard the other, each may have made a version of its own: a fork, which heals.
         assert_agree_at_last(swarm, one, two)
 
-
-def newest_checkpoint(daemon: Daemon, fragment: int) -> Path:
-    folder = next((daemon.data_dir / "runs").iterdir()) / "fragments" / f"{fragment:03d}"
-    return max(folder.glob("checkpoint-*.safetensors"), key=lambda p: int(p.stem.split("-")[1]))
-
-
-def test_sigterm_saves_and_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        bootstrap = swarm.bootstrap()
-        one = swarm.node("one", bootstrap, "--genesis")
-        two = swarm.node("two", bootstrap)
-        swarm.training(one, two)
         swarm.until(lambda: two.inner_step() > 100, "some training")
-        peer_id = two.peer_id
         two.terminate()
         swarm.until(lambda: [e for e in one.events("leave") if e.peer == peer_id], "the good-bye to be heard")
         assert two.events("shutdown") and two.inner_step() > 100
@@ -317,16 +324,16 @@ def test_sigterm_saves_and_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> 
         flipped.write_bytes(content)
         cut.write_bytes(cut.read_bytes()[:-100])
         restored = two.inner_step()
-        again = swarm.node("two", bootstrap)
+        again = swarm.node("two", bootstrap, *several)
         swarm.training(again)
         assert again.inner_step() >= restored  # the learner went on where it was
         assert again.said().count("set aside") == 2 and flipped.name in again.said()
         assert flipped.with_name(flipped.name + ".corrupt").exists()
         swarm.until(lambda: min(again.number(f) for f in FRAGMENTS) > one.number(0) - 50, "it to catch up")
-        before = one.full_merges(2) + again.full_merges(2)
-        swarm.until(lambda: one.full_merges(2) + again.full_merges(2) > before + 3, "contributions of both")
-        assert_digests_agree(one, again)
-        alone_it_finds_the_bootstrap(swarm, bootstrap, one, again)
+        two = again
+        together("contributions of both, from what it saved")
+        assert_digests_agree(one, two)
+        alone_it_finds_the_bootstrap(swarm, bootstrap, one, two)
 
 
 def alone_it_finds_the_bootstrap(swarm: Swarm, bootstrap: Daemon, one: Daemon, two: Daemon) -> None:

@@ -22,14 +22,18 @@ def published(*nodes: Daemon) -> list[str]:
     return [line.reason for node in nodes for line in node.events("publish")]
 
 
-def with_a_liar(swarm: Swarm, lie: str) -> tuple[Daemon, Daemon, Daemon]:
-    """Start two honest nodes, and one that tells this lie once it is the syncer."""
+def with_a_liar(
+    swarm: Swarm, lie: str, others: str = "honest", setting: str = "term_versions = 2"
+) -> tuple[Daemon, Daemon, Daemon]:
+    """Start two nodes, and one that tells this lie. `setting`: a line of the run's file."""
     manifest = swarm.manifest(seats=("a", "b", "liar"))
-    manifest.write_text(re.sub(r"(?m)^term_versions = \d+", "term_versions = 2", manifest.read_text()))
+    name = setting.partition(" ")[0]
+    manifest.write_text(re.sub(rf"(?m)^{name} = .*", setting, manifest.read_text()))
     bootstrap = swarm.bootstrap("--run", str(manifest))
     joined = ("--join", bootstrap.address() or "", *PACE, "--name")
-    a = swarm.start("a", "node", *joined, "a", "--genesis")
-    b = swarm.start("b", "node", *joined, "b")
+    by = () if others == "honest" else (NODE, others)
+    a = swarm.start("a", "node", *joined, "a", "--genesis", by=by)
+    b = swarm.start("b", "node", *joined, "b", by=by)
     liar = swarm.start("liar", "node", *joined, "liar", by=(NODE, lie))
     swarm.until(lambda: liar.address() is not None, "the liar's address")
     liar.expected_to_live = False
