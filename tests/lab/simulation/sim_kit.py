@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import msgspec
+from deadlines import within_s
 
 from p2pdiloco.core.api.events import CommitVersion, Effect
 from p2pdiloco_lab.simulation.seed_plan import WorldPlan, draw_plan, genesis_version
@@ -62,6 +66,23 @@ def agreed(world: World) -> list[bool]:
 def outcome(result: SeedResult) -> str:
     """What went wrong, or "ok"."""
     return result.violation or result.stuck or "ok"
+
+
+def in_another_process(code: str) -> str:
+    """What this program prints in a process with other hashes."""
+    other = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"
+    environment = {**os.environ, "PYTHONHASHSEED": other, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True, timeout=within_s(90)
+    ).stdout
+
+
+def played_well(world: World) -> SeedResult:
+    """Play a world to its end. No rule is broken, nothing is stuck."""
+    result = world.run()
+    assert result.ok, result.detail or result.stuck
+    return result
 
 
 class Commits:

@@ -7,7 +7,7 @@ import itertools
 
 import msgspec
 import pytest
-from sim_kit import Commits, calm_plan
+from sim_kit import Commits, calm_plan, played_well
 
 from p2pdiloco.core.api.events import (
     AcceptTransfer,
@@ -51,8 +51,7 @@ def test_syncer_killed(moment: str, comes_back: bool) -> None:
             world.clock.after(0.0, world.crash, host, 6.0 if comes_back else None)
 
     commits.act = kill
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    result = played_well(world)
     assert result.lost_to_forks == 0
     at_s, victim, fragment, number = killed[0]
     later = [t for t, p, f, n in commits.seen if f == fragment and n > number and p != victim]
@@ -76,28 +75,10 @@ def test_late_joiner_catches_up_before_it_votes_or_contributes() -> None:
 
     commits = Commits(world)
     commits.act = note
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    result = played_well(world)
     offers = [t for t, name in late if name == "Offer"]
     assert offers and min(offers) < 30.0
     assert result.lost_to_forks == 0
-
-
-def test_two_partitions_heal_to_one_chain_and_one_syncer() -> None:
-    plan = calm_plan(6, until_s=50.0, quorum=2)
-    world = World(plan)
-    halves = (("n0", "n1", "n2"), ("n3", "n4", "n5"))
-    links = [(a, b) for a in halves[0] for b in halves[1]]
-    links += [(b, a) for a, b in links]
-    for source, target in links:
-        world.clock.at(15.0, world.network.block, source, target)
-        world.clock.at(45.0, world.network.unblock, source, target)
-    commits = Commits(world)
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
-    for half in halves:  # both sides went on alone
-        assert any(35.0 < t < 45.0 and p in half for t, p, _, _ in commits.seen)
-    assert result.switches > 0
 
 
 def test_nothing_stops_without_faults() -> None:
@@ -132,8 +113,7 @@ def test_a_pull_that_stands_still_is_given_up() -> None:
                 world.clock.after(0.01, world.network.slow_down, *link, 1.0)
 
     commits.act = stand
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    played_well(world)
     at_s, peer, fragment = stood[0]
     after = [t for t, p, f, _ in commits.seen if (p, f) == (peer, fragment) and t > at_s]
     assert after and after[0] < at_s + 25.0
@@ -158,8 +138,7 @@ def test_who_leaves_over_a_link_that_carries_nothing_takes_it_up_again() -> None
         world.clock.at(20.0, world.network.slow_down, *link, 1e6)
         world.clock.at(30.0, world.network.slow_down, *link, 1.0)
     world.clock.at(20.1, leave)
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    played_well(world)
     assert sorted(offered) == [0, 1], "and nobody answered"
     for store in world.hosts["n0"].stores:
         assert len(store.state.covered["n3"]) == 1, "a hole in what was merged of it"
@@ -184,8 +163,7 @@ def test_full_disks_do_not_stand_in_the_way_of_the_one_that_has_room(nodes: int)
 
     commits.act = note
     world.clock.after(at_s, fill)
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    result = played_well(world)
     assert result.lost_to_forks == 0
     everybody = {spec.peer for spec in world.plan.nodes}
     for fragment in range(2):
@@ -205,8 +183,7 @@ def test_all_disks_are_full_and_have_room_at_one_time(nodes: int, seed: int) -> 
 
     world.clock.after(12.0, fill, True)
     world.clock.after(30.0, fill, False)
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    played_well(world)
 
 
 @pytest.mark.parametrize("at_s", [12.0, 13.4, 14.8, 17.6])
@@ -270,6 +247,5 @@ def test_a_member_whose_updates_come_late_at_a_change_of_groups_does_not_fork() 
             made.setdefault(header.number, set()).add(header.digest())
 
     Commits(world).act = note
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    played_well(world)
     assert all(len(versions) == 1 for versions in made.values())

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
-from sim_kit import Commits, calm_plan
+from sim_kit import Commits, calm_plan, played_well
 
 from p2pdiloco.core.api.events import CommitVersion, Effect, Record
 from p2pdiloco.core.api.messages import Message, Progress
@@ -43,8 +43,7 @@ class Seen:
         self.suspicions: list[tuple[str, str]] = []
         commits = Commits(world)
         commits.act = self._act
-        result = world.run()
-        assert result.ok, result.detail or result.stuck  # nothing lost, nothing twice, all merged in the end
+        played_well(world)  # nothing lost, nothing twice, all merged in the end
         first: dict[tuple[int, int], float] = {}
         for at_s, peer, fragment, number in commits.seen:
             if peer != LIAR and at_s < UNTIL_S:
@@ -112,8 +111,7 @@ class OfTen:
         self._seen: set[bytes] = set()
         self._do, commits = act, Commits(world)
         commits.act = self._act
-        result = world.run()
-        assert result.ok, result.detail or result.stuck
+        played_well(world)
 
     def _act(self, host: Host, effect: Effect) -> None:
         self._do(host, effect)
