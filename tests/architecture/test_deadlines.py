@@ -13,6 +13,7 @@ from pathlib import Path
 
 import deadlines
 import pytest
+from arch_source import nodes, sources
 from deadlines import MOST, Deadline, Machine, within_s
 from tiers import Guard, OutsideError
 
@@ -66,7 +67,7 @@ def test_this_machine_is_measured() -> None:
 
 def fixed(tree: ast.AST) -> Iterator[int]:
     """Lines of waiting for a fixed number of seconds."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not isinstance(node, ast.Call):
             continue
         said = [word.value for word in node.keywords if word.arg == "timeout"]
@@ -83,9 +84,9 @@ def fixed(tree: ast.AST) -> Iterator[int]:
 def test_nobody_waits_for_a_fixed_time() -> None:
     found = [
         f"{path.relative_to(TESTS)}:{line}"
-        for path in sorted(TESTS.rglob("*.py"))
+        for path, tree in sources("tests").items()
         if not any(words in str(path.relative_to(TESTS)) for words in ELSEWHERE)
-        for line in fixed(ast.parse(path.read_text()))
+        for line in fixed(tree)
     ]
     assert not found, f"tests/deadlines.py has within_s and Deadline: {found}"
 
