@@ -88,19 +88,19 @@ def played_well(world: World) -> SeedResult:
 class Commits:
     """Notes when which node made which version its own, and lets a test act on effects."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, act: Callable[[Host, Effect], None] | None = None) -> None:
         self.seen: list[tuple[float, str, int, int]] = []
         """(time, peer, fragment, number)."""
-        self.act: Callable[[Host, Effect], None] | None = None
+        self._act = act
         world.on_effect = self._effect
 
     def _effect(self, host: Host, effect: Effect) -> None:
         if isinstance(effect, CommitVersion):
             header = effect.version.header
             self.seen.append((host.now, host.peer, header.fragment, header.number))
-        if self.act is not None:
-            self.act(host, effect)
+        if self._act is not None:
+            self._act(host, effect)
 
-    def first(self, fragment: int, after_s: float, number: int) -> float:
-        """When anybody first held at least that version of the fragment, after a time."""
-        return min(t for t, _, f, n in self.seen if f == fragment and t > after_s and n >= number)
+    def made(self, fragment: int) -> dict[int, float]:
+        """When anybody first held each version of a fragment."""
+        return {number: at_s for at_s, _, of, number in reversed(self.seen) if of == fragment}

@@ -66,8 +66,7 @@ class Seen:
         """Syncers of all versions."""
         self.repairs: dict[bytes, set[bytes]] = {}
         """Versions that repair each one."""
-        commits = Commits(world)
-        commits.act = self._act
+        commits = Commits(world, self._act)
         result = world.run()
         assert not result.violation and not result.stuck, result.stuck or result.detail
         self.excluded = {host.peer: host.core.shared.excluded.peers for host in world.core_hosts()}

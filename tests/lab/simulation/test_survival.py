@@ -130,9 +130,7 @@ def test_a_syncer_that_leaves_delays_no_round_and_loses_nothing(seed: int) -> No
     host = leaver[0]
     assert not host.up
     for fragment in range(2):
-        made = sorted({(n, t) for t, p, f, n in commits.seen if f == fragment and t > 12.0})
-        first = {n: min(t for m, t in made if m == n) for n, _ in made}
-        times = sorted(first.values())
+        times = sorted(t for t in commits.made(fragment).values() if t > 12.0)
         gaps = [(b - a, a) for a, b in itertools.pairwise(times)]
         usual_s = sorted(gap for gap, at in gaps if at < 28.0)[len(gaps) // 4]
         around = [gap for gap, at in gaps if 28.0 < at < 36.0]
@@ -165,10 +163,7 @@ def test_the_end_of_a_term_delays_no_round() -> None:
     played_well(world)
     terms = {(v.header.fragment, v.header.number): v.header.term for v in world.watch.headers.values()}
     for fragment in range(2):
-        first: dict[int, float] = {}
-        for at_s, _, index, number in commits.seen:
-            if index == fragment:
-                first.setdefault(number, at_s)
+        first = commits.made(fragment)
         pairs = [(a, b) for a, b in itertools.pairwise(sorted(first)) if first[a] > 15.0]
         same = [first[b] - first[a] for a, b in pairs if terms[fragment, a] == terms[fragment, b]]
         ends = [first[b] - first[a] for a, b in pairs if terms[fragment, a] != terms[fragment, b]]

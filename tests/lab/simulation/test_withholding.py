@@ -41,8 +41,7 @@ class Seen:
             world.perjurers[LIAR] = self.liar
         self.made: list[tuple[float, str]] = []
         self.suspicions: list[tuple[str, str]] = []
-        commits = Commits(world)
-        commits.act = self._act
+        commits = Commits(world, self._act)
         played_well(world)  # nothing lost, nothing twice, all merged in the end
         first: dict[tuple[int, int], float] = {}
         for at_s, peer, fragment, number in commits.seen:
@@ -109,8 +108,8 @@ class OfTen:
         world.perjurers[TENTH] = liar
         self.made, self.merged, self._until_s = Counter[str](), Counter[str](), until_s
         self._seen: set[bytes] = set()
-        self._do, commits = act, Commits(world)
-        commits.act = self._act
+        self._do = act
+        world.on_effect = self._act
         played_well(world)
 
     def _act(self, host: Host, effect: Effect) -> None:
