@@ -59,6 +59,12 @@ def begun(toml: Path) -> tuple[Any, Any, Any]:
     return signed, vault, result_of(signed, vault, list(genesis_versions(signed, vault)))
 
 
+def new_run(config: Any, folder: Path, given: str = "--architecture", *more: str) -> int:
+    """Write this config into a folder, and a manifest of it; the exit status."""
+    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return run([*NEW, str(folder / "run.toml"), given, str(folder), *more])
+
+
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model.eval()(input_ids=torch.arange(3, 35).view(1, -1), use_cache=False).logits
@@ -78,10 +84,8 @@ def exported(checkpoint: Path, out: Path) -> Any:
 @pytest.mark.parametrize("config", [GPT2, QWEN], ids=["gpt2-tied", "qwen2"])
 def test_an_architecture_becomes_a_run_and_comes_back(config: dict[str, object], tmp_path: Path) -> None:
     """config.json -> run -> training -> export -> transformers -> run."""
-    (tmp_path / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoConfig": "evil.Evil"}}))
-    toml = tmp_path / "run.toml"
-    assert run([*NEW, str(toml), "--architecture", str(tmp_path / "config.json")]) == 0
-    signed, _, theta = begun(toml)
+    assert new_run(config | {"auto_map": {"AutoConfig": "evil.Evil"}}, tmp_path) == 0
+    signed, _, theta = begun(tmp_path / "run.toml")
     manifest = signed.manifest
     assert manifest.run.task == "hf-causal-lm" and "evil" not in manifest.model["config"]  # type: ignore[operator]
     task = task_of(manifest)
@@ -160,41 +164,31 @@ def test_an_encoder_is_no_causal_model_unless_it_is_a_decoder_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bert = SMALL | {"model_type": "bert", "max_position_embeddings": 64}
-    file = tmp_path / "config.json"
-    new = [*NEW, str(tmp_path / "run.toml")]
-    file.write_text(json.dumps(bert | {"is_decoder": True}))
-    assert run([*new, "--architecture", str(file)]) == 0
+    decoder = bert | {"is_decoder": True}
+    assert new_run(decoder, tmp_path) == 0
     specs = task_of(sign_run(tmp_path / "run.toml", Identity.generate())[0].manifest).specs()
     built(bert, specs).save_pretrained(tmp_path)
     for given in ("--architecture", "--from"):
-        file.write_text(json.dumps(bert))
-        assert run([*new, given, str(tmp_path)]) == 2
+        assert new_run(bert, tmp_path, given) == 2
         assert 'the model "bert" is not causal: what it says of a token depends' in capsys.readouterr().err
-        file.write_text(json.dumps(bert | {"is_decoder": True}))
-        assert run([*new, given, str(tmp_path)]) == 0
-    file.write_text(json.dumps(QWEN | {"num_key_value_heads": 3}))
-    assert run([*new, "--architecture", str(file)]) == 2
+        assert new_run(decoder, tmp_path, given) == 0
+    assert new_run(QWEN | {"num_key_value_heads": 3}, tmp_path) == 2
     assert 'the model "qwen2" takes no plain text: ' in capsys.readouterr().err
 
 
 def test_what_cannot_be_built_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "config.json"
-    new = [*NEW, str(tmp_path / "run.toml")]
-    cases = {
-        json.dumps({"model_type": "no-such-model"}): "knows no such model_type\n",
-        json.dumps({"n_embd": 16}): "the config has no model_type",
-        json.dumps({"model_type": ["gpt2"]}): "the config has no model_type",
-        json.dumps(GPT2 | {"n_embd": "x"}): "'n_embd' expected int, got str",
-        json.dumps({"model_type": "vit"}): 'causal model "vit": it has no such one\n',
-        "[]": "is not JSON",
-    }
-    for text, words in cases.items():
-        file.write_text(text)
-        assert run([*new, "--architecture", str(file)]) == 2
+    for config, words in (
+        ({"model_type": "no-such-model"}, "knows no such model_type\n"),
+        ({"n_embd": 16}, "the config has no model_type"),
+        ({"model_type": ["gpt2"]}, "the config has no model_type"),
+        (GPT2 | {"n_embd": "x"}, "'n_embd' expected int, got str"),
+        ({"model_type": "vit"}, 'causal model "vit": it has no such one\n'),
+        ("[]", "is not JSON"),
+    ):
+        assert new_run(config, tmp_path) == 2
         assert words in capsys.readouterr().err
-    file.write_text(json.dumps(GPT2))
-    assert run([*new, "--architecture", str(file), "--from", str(tmp_path)]) == 2
-    assert run([*new, "--architecture", str(tmp_path)]) == 0
+    assert new_run(GPT2, tmp_path, "--architecture", "--from", str(tmp_path)) == 2
+    assert new_run(GPT2, tmp_path) == 0
     manifest = sign_run(tmp_path / "run.toml", Identity.generate())[0].manifest
     # Another release of the library that builds something else is noticed.
     wider = json.loads(str(manifest.model["config"])) | {"n_embd": 32}
