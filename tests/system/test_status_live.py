@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -26,11 +28,18 @@ def _address(daemon: Daemon) -> str:
     return daemon.address() or ""
 
 
-def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
+@pytest.fixture
+def beside() -> Iterator[ThreadPoolExecutor]:
+    """For commands that wait for as long as they may, while others are typed."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def test_status_of_a_living_run(visited_swarm: Swarm, beside: ThreadPoolExecutor) -> None:
     manifest = str(visited_swarm.manifest(seats=("one",)))
     bootstrap = visited_swarm.bootstrap("--run", manifest, "--lan")
-    empty = visited_swarm.command("status", "--join", _address(bootstrap), "--timeout-s", "6")
-    assert empty.returncode == 3 and "no member of run test answered within 6 s" in empty.stderr
+    at = ("status", "--join", _address(bootstrap), "--timeout-s")
+    asked_of_nobody = beside.submit(visited_swarm.command, *at, "6")
     _plan_of_the_run_that_the_peer_lists(visited_swarm, _address(bootstrap))
 
     # Told to stop, as by `timeout`: its folder and its network process are gone (the fixture looks).
@@ -40,6 +49,8 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     assert asking.wait(30) == 143
     # Whoever has no parent any more is cleared away by the system in its own time.
     assert not p2pd.is_running() or p2pd.status() == psutil.STATUS_ZOMBIE
+    empty = asked_of_nobody.result()
+    assert empty.returncode == 3 and "no member of run test answered within 6 s" in empty.stderr
 
     link = bootstrap.printed().rpartition("p2pdiloco node p2pdiloco:")[2].strip()
     link = f"p2pdiloco:{link}"
@@ -61,6 +72,8 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
         assert {f["syncer"] for f in report["fragments"]} <= {node.peer_id, ""}
         data = report["data"]
         assert 1 <= data["begun"] <= data["shards"] and data["tokens"] == report["members"][0]["tokens_total"]
+
+    asked_for_another = beside.submit(visited_swarm.command, *at, "8", "--run", "nope")
 
     # Guided, at a terminal: it looks at the run through the same link, and saves what was answered.
     guided = visited_swarm.folder / "guided"
@@ -94,9 +107,7 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
         assert found[check]["level"] == "good", found[check]
     assert found["run"]["words"].startswith("test (") and found["link"]["level"] != "bad"
 
-    unknown = visited_swarm.command(
-        "status", "--join", _address(bootstrap), "--run", "nope", "--timeout-s", "8"
-    )
+    unknown = asked_for_another.result()
     assert unknown.returncode == 2 and 'the peers know no run "nope"' in unknown.stderr
     assert "they know: test (" in unknown.stderr and "Traceback" not in unknown.stderr
 
