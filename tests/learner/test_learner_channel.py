@@ -13,7 +13,7 @@ import threading
 import pytest
 import torch
 from deadlines import within_s
-from learner_kit import DEVICES, TASK, alone, data
+from learner_kit import DEVICES, TASK, alone
 from learner_kit import LAYOUTS as MICRO_LAYOUTS
 
 from p2pdiloco.config.presets import MICRO
@@ -509,7 +509,6 @@ def test_the_start_is_found_from_the_version_and_its_update():
     payload = codec("fp32").encode(delta.clone())
     found = vault.start_of_version(start - 0.7 * delta, payload, "fp32", 0.7)
     assert torch.allclose(found, start, atol=1e-5)
-    assert len(data().heldout) > 0
 
 
 def test_what_is_read_is_copied_nowhere(tmp_path, monkeypatch):

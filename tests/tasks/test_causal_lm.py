@@ -103,14 +103,17 @@ def test_specs_by_arithmetic_are_the_model_s_own(manifest):
 
 
 @pytest.mark.parametrize("manifest", [MICRO, MOE, SHARED], ids=["dense", "experts", "shared"])
-def test_the_model_sees_no_future_token(manifest):
-    model = task_of(manifest).model()
+def test_the_model_sees_no_future_token_and_its_loss_is_that_of_every_next_one(manifest):
+    task = task_of(manifest)
+    model = task.model()
     ids = torch.arange(64).view(1, 64)
     other = ids.clone()
     other[0, 40:] = 200
     before, after = model(ids)[0], model(other)[0]
     torch.testing.assert_close(before[0, :40], after[0, :40])
     assert not torch.allclose(before[0, 40:], after[0, 40:])
+    expected = functional.cross_entropy(before[0, :-1], ids[0, 1:])
+    torch.testing.assert_close(task.metrics(model, (ids,))["loss"], expected)
 
 
 def test_attention_is_llama_s_written_out_by_hand():
