@@ -376,6 +376,8 @@ def test_a_document_in_pieces_begins_once() -> None:
     for percent in (1, 20, 50):
         found = list(pieces(text, percent))
         assert len(found) > 3 and [piece.begins for piece in found] == [True] + [False] * (len(found) - 1)
+    small = [piece for count in (1, 2) for piece in pieces(b"word\n" * count, 50)]
+    assert [(piece.heldout, piece.begins) for piece in small] == [(True, True), (False, True)]
 
 
 def test_prompts_begin_with_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
