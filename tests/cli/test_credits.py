@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from asking_kit import asked, id_of, quick_keepers, settled
-from daemon_kit import Neighbourhood
+from daemon_kit import FORGETFUL, neighbours, signed_run
 from msgspec.structs import replace
 from rich.console import Console
 
@@ -34,9 +34,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_sums_of_keepers_and_what_is_counted_here_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as hood:
-        one = await hood.member("one", genesis=True, keep_history=True)
-        two = await hood.member("two")
+    async with neighbours(tmp_path, "one", "two", keep_history=True) as (hood, one, two):
         await hood.round(one, two)
         await hood.round(one, two, fragment=1)
         tokens, visitor = await settled(one), await hood.rogue()
@@ -72,11 +70,7 @@ async def test_sums_of_keepers_and_what_is_counted_here_are_the_same(
 async def test_of_a_run_that_nobody_keeps_the_newest_versions_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(
-        tmp_path, log_versions=2, term_versions=2, max_base_age_versions=2, seats=("one", "two")
-    ) as hood:
-        one = await hood.member("one", genesis=True)
-        two = await hood.member("two")
+    async with neighbours(tmp_path, "one", "two", group=FORGETFUL) as (hood, one, two):
         for _ in range(6):
             await hood.round(one, two)
         found = await asked(monkeypatch, await hood.rogue(), one, two)
@@ -117,12 +111,8 @@ def test_names_are_no_formulas_of_a_spreadsheet() -> None:
     assert lines[0]["first"] == "2027-01-15T08:00Z"
 
 
-async def test_a_certificate_is_checked_and_proven(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with Neighbourhood(tmp_path) as hood:
-        run = hood.run
-    folder, volunteer = tmp_path / "keeper", tmp_path / "ada"
+def test_a_certificate_is_checked_and_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, folder, volunteer = signed_run(tmp_path), tmp_path / "keeper", tmp_path / "ada"
     key = Identity.load_or_create(folder / "identity.key")
     ada = Identity.load_or_create(volunteer / "identity.key")
     found = collected({ada.peer_id: "ada", key.peer_id: "host"}, key, run.signed)
@@ -176,13 +166,9 @@ async def test_a_certificate_is_checked_and_proven(
         assert "no certificate of credits" in capsys.readouterr().err
 
 
-async def test_an_owners_certificate_proves_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with Neighbourhood(tmp_path) as hood:
-        signed = hood.run.signed
+def test_an_owners_certificate_proves_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     owner, ada = Identity.load_or_create(tmp_path / "o" / "owner.key"), Identity.generate()
-    signed = papers_manifest(signed, owner)
+    signed = papers_manifest(signed_run(tmp_path).signed, owner)
     found = collected({ada.peer_id: "ada"}, owner, signed)
     found.run = credits_report.run_id(signed)
     credits_report.certify(found, ada.peer_id[-8:], tmp_path / "c.json", tmp_path / "o")
@@ -258,8 +244,7 @@ async def test_of_many_members_those_that_keep_the_history_are_asked(tmp_path: P
 
 
 async def test_a_keepers_record_says_so(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as hood:
-        one = await hood.member("one", genesis=True, keep_history=True)
+    async with neighbours(tmp_path, keep_history=True) as (hood, one):
         other = (await hood.rogue()).transport
         found = await other.get_records(wire.members_key(hood.run.id))
         assert wire.decode(found[id_of(one)], wire.Presence).keeps_history

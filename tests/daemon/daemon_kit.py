@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +45,8 @@ from p2pdiloco.daemon.member import Life, Member, OwnPeer
 from p2pdiloco.daemon.payloads import Compute
 from p2pdiloco.daemon.run_files import served_runs as signing
 from p2pdiloco.daemon.run_files.known_runs import PublishedRun
-from p2pdiloco.daemon.run_files.run import Run, open_run, sign_run
+from p2pdiloco.daemon.run_files.run import Run, genesis_versions, open_run, sign_run
+from p2pdiloco.daemon.run_files.saved_state import RunResult, result_of
 from p2pdiloco.daemon.run_files.shared_files import initial_beside
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
@@ -67,6 +69,8 @@ QUICK = Timing(
     member_ttl_s=3.0,
 )
 PATIENCE_S = 20.0
+FORGETFUL = {"log_versions": 2, "term_versions": 2, "max_base_age_versions": 2}
+"""Of a group whose members keep few versions: see `signed_run`."""
 
 
 def at_once(work: Callable[[], Any]) -> Future[Any]:
@@ -126,6 +130,12 @@ def write_given(path: Path, name: str) -> dict[str, np.ndarray]:
     path.write_text(render_toml(msgspec.structs.replace(base, run=section)))
     save_tensors(initial_beside(path), parameters, {})
     return parameters
+
+
+def version_0(file: Path) -> RunResult:
+    """The parameters of version 0 of the run in this file, which is signed."""
+    signed, vault = sign_run(file, Identity.generate())
+    return result_of(signed, vault, list(genesis_versions(signed, vault)))
 
 
 async def served_runs(data_dir: Path, *files: Path) -> list[PublishedRun]:
@@ -277,6 +287,18 @@ class Neighbourhood:
             await until(
                 lambda c=chain: all(c.marks.stamp(p) > before[p] for p in mine), "all merged, here too"
             )
+
+
+@contextlib.asynccontextmanager
+async def neighbours(
+    folder: Path, *names: str, timing: Timing = QUICK, group: Mapping[str, int] | None = None, **first: Any
+) -> AsyncIterator[tuple[Any, ...]]:
+    """A neighbourhood, and its members of these names, which have its seats; without a name one that is
+    called "one". `group`: see `signed_run`. `first`: settings of the first one, which begins the run."""
+    seats = names or ("one",)
+    async with Neighbourhood(folder, timing, seats=seats, **(group or {})) as around:
+        begins = await around.member(seats[0], genesis=True, **first)
+        yield around, begins, *[await around.member(name) for name in seats[1:]]
 
 
 class Rogue:

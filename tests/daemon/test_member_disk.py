@@ -6,16 +6,19 @@ import errno
 from pathlib import Path
 from typing import BinaryIO
 
-from daemon_kit import Neighbourhood, until
+from daemon_kit import QuickMember, neighbours, until
 
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.daemon.member import UPDATES_IN_MEMORY
 
 
 class FullDisk(Files):
-    """ENOSPC while `full`."""
+    """ENOSPC while `full`, for all that this member writes of its run."""
 
-    full = False
+    def __init__(self, member: QuickMember) -> None:
+        super().__init__()
+        self.full = True
+        member.store._files = member.store._votes._files = self
 
     def write(self, file: BinaryIO, data: bytes | bytearray | memoryview) -> None:
         if self.full:
@@ -24,9 +27,7 @@ class FullDisk(Files):
 
 
 async def test_older_updates_are_given_from_the_disk(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
         for _ in range(UPDATES_IN_MEMORY + 2):
             await around.round(one, two)
         assert one.holdings.updates.get(0, 1) is None, "no longer in memory"
@@ -38,14 +39,9 @@ async def test_older_updates_are_given_from_the_disk(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_costs_an_office_not_a_contribution(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two", "three")) as around:
-        one = await around.member("one", genesis=True)
-        others = [await around.member("two"), await around.member("three")]
+    async with neighbours(tmp_path, "one", "two", "three") as (around, one, *others):
         await around.round(one, *others)
-        disk = FullDisk()
-        disk.full = True
-        one.store._files = disk
-        one.store._votes._files = disk
+        disk = FullDisk(one)
         published = len([e for e in one.records("publish") if "digest" in e])
         # Whoever is in office, it must end with one that can save; nothing that was made is lost.
         await around.round(one, *others)
@@ -61,14 +57,9 @@ async def test_a_full_disk_costs_an_office_not_a_contribution(tmp_path: Path) ->
 
 
 async def test_of_two_members_one_with_a_full_disk_does_not_stop_the_other(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
         await around.round(one, two)
-        disk = FullDisk()
-        disk.full = True
-        two.store._files = disk
-        two.store._votes._files = disk
+        disk = FullDisk(two)
         for _ in range(8):  # more than a term: offices are filled again, by one vote of one
             await around.round(one, two)
         assert one.head().tokens == two.head().tokens == 9 * 2 * 256
@@ -82,13 +73,9 @@ async def test_of_two_members_one_with_a_full_disk_does_not_stop_the_other(tmp_p
 
 
 async def test_a_full_disk_alone_waits_and_goes_on(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
-    async with Neighbourhood(tmp_path) as around:
-        one = await around.member("one", genesis=True)
+    async with neighbours(tmp_path) as (around, one):
         await around.round(one)
-        disk = FullDisk()
-        disk.full = True
-        one.store._files = disk
-        one.store._votes._files = disk
+        disk = FullDisk(one)
         number = one.number()
         one.learner.contribute(0)
         await until(

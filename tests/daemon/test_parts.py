@@ -25,7 +25,7 @@ from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.network.discovery import REDIAL_HIDDEN_S, Presence, publish_runs
 from p2pdiloco.daemon.payloads import Tickets, UpdateLog
 from p2pdiloco.daemon.run_files.saved_state import FILE, Resume, write_resume
-from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, UserError
+from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError
 from p2pdiloco.identity import Identity
 from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
 
@@ -302,12 +302,6 @@ def test_without_a_sound_note_nothing_is_taken(content: bytes | None, tmp_path: 
     assert note.modes() == ("none", "none")
     asyncio.run(note.use_up())
     assert [file.name for file in tmp_path.iterdir()] == ([] if content is None else [FILE + ".corrupt"])
-
-
-async def test_a_note_that_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / FILE).mkdir()
-    with pytest.raises(UserError, match=r"resume\.json cannot be removed"):
-        await Resume(tmp_path, core_that_takes([])).use_up()
 
 
 def test_a_note_that_cannot_be_written_is_said_and_leaves_nothing(

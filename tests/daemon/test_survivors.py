@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from daemon_kit import QUICK, Neighbourhood, QuickMember, until
+from daemon_kit import QUICK, Neighbourhood, QuickMember, neighbours, until
 
 TOKENS = 256
 """Tokens of every contribution."""
@@ -26,9 +26,7 @@ async def saved(member: QuickMember) -> None:
 
 async def test_a_healed_partition_keeps_the_work_of_both_sides(tmp_path: Path) -> None:
     timing = msgspec.structs.replace(QUICK, suspect_s=0.5, member_ttl_s=1.0, redial_s=0.2)
-    async with Neighbourhood(tmp_path, timing, seats=("one", "two", "three")) as around:
-        one = await around.member("one", genesis=True)
-        two, three = await around.member("two"), await around.member("three")
+    async with neighbours(tmp_path, "one", "two", "three", timing=timing) as (around, one, two, three):
         await around.round(one, two, three)
         await until(lambda: same(one, two, three), "one head")
         apart = [(one, three), (two, three)]

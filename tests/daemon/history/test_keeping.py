@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_kit import Neighbourhood, QuickMember, until
+from daemon_kit import FORGETFUL, QuickMember, neighbours, until
 
 from p2pdiloco.credits import HeadRef, HistoryStore, Signatures, count_line
 from p2pdiloco.daemon import history, wire
@@ -50,9 +50,7 @@ def tip_of(member: QuickMember, fragment: int = 0) -> HeadRef:
 
 
 async def test_whoever_keeps_the_history_tells_anybody_who_did_what(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as hood:
-        one = await hood.member("one", genesis=True, keep_history=True)
-        two = await hood.member("two")
+    async with neighbours(tmp_path, "one", "two", keep_history=True) as (hood, one, two):
         two_id = two.core.shared.me
         one.presence.names[two_id] = "two"  # as its record in the DHT says
         await hood.round(one, two)
@@ -79,9 +77,7 @@ async def test_whoever_keeps_the_history_tells_anybody_who_did_what(tmp_path: Pa
 
 
 async def test_a_stranger_reads_and_checks_the_history_itself(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as hood:
-        one = await hood.member("one", genesis=True, keep_history=True)
-        two = await hood.member("two")
+    async with neighbours(tmp_path, "one", "two", keep_history=True) as (hood, one, two):
         await hood.round(one, two)
         await hood.round(one, two)
         await counted(one)
@@ -126,11 +122,7 @@ async def test_a_stranger_reads_and_checks_the_history_itself(tmp_path: Path) ->
 
 
 async def test_who_begins_to_keep_later_gets_the_rest_from_another_keeper(tmp_path: Path) -> None:
-    async with Neighbourhood(
-        tmp_path, log_versions=2, term_versions=2, max_base_age_versions=2, seats=("one", "two")
-    ) as hood:
-        one = await hood.member("one", genesis=True, keep_history=True)
-        two = await hood.member("two")
+    async with neighbours(tmp_path, "one", "two", group=FORGETFUL, keep_history=True) as (hood, one, two):
         for _ in range(4):
             await hood.round(one, two)
         await hood.end(two)
@@ -144,11 +136,7 @@ async def test_who_begins_to_keep_later_gets_the_rest_from_another_keeper(tmp_pa
 
 
 async def test_what_nobody_keeps_is_said_to_be_missing(tmp_path: Path) -> None:
-    async with Neighbourhood(
-        tmp_path, log_versions=2, term_versions=2, max_base_age_versions=2, seats=("one", "two")
-    ) as hood:
-        one = await hood.member("one", genesis=True)
-        two = await hood.member("two")
+    async with neighbours(tmp_path, "one", "two", group=FORGETFUL) as (hood, one, two):
         for _ in range(6):
             await hood.round(one, two)
         await hood.end(two)

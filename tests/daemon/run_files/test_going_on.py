@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from daemon_kit import Neighbourhood, served_runs, signed_run, until
+from daemon_kit import Neighbourhood, neighbours, served_runs, signed_run, until, version_0
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from p2pdiloco.adapters.run_store import signed_file
@@ -27,7 +27,7 @@ from p2pdiloco.daemon.run_files import run as find
 from p2pdiloco.daemon.run_files import run as runs
 from p2pdiloco.daemon.run_files.known_runs import WaysIn, change_ways, goes_on
 from p2pdiloco.daemon.run_files.run import Run, find_run
-from p2pdiloco.daemon.run_files.saved_state import load_result, result_of
+from p2pdiloco.daemon.run_files.saved_state import load_result
 from p2pdiloco.daemon.run_files.shared_files import (
     MAX_GIVEN,
     Giving,
@@ -134,8 +134,7 @@ def test_a_tokenizer_with_more_tokens_than_the_given_model_is_refused_before_any
 ) -> None:
     folder = written.parent
     (folder / "bytes.toml").write_text(render_toml(for_run("micro", "bytes")))
-    run, vault = runs.sign_run(folder / "bytes.toml", Identity.generate())
-    result_of(run, vault, list(runs.genesis_versions(run, vault))).save(folder / "theta")
+    version_0(folder / "bytes.toml").save(folder / "theta")
     gpt2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256}
     (folder / "config.json").write_text(json.dumps(gpt2))
     before = sorted(folder.iterdir())
@@ -319,8 +318,8 @@ async def test_a_result_by_time_is_written_only_when_something_was_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("p2pdiloco.daemon.run_files.saved_state.parse_every", lambda *_: (0.01, 0))
-    async with Neighbourhood(tmp_path, seats=("a",)) as swarm:
-        member = await swarm.member("a", genesis=True, result_dir=tmp_path / "results", result_every="1s")
+    wanted = {"result_dir": tmp_path / "results", "result_every": "1s"}
+    async with neighbours(tmp_path, "a", **wanted) as (swarm, member):
         name = f"test-{swarm.run.id[:8]}"
         for count in (1, 2):
             await swarm.round(member)

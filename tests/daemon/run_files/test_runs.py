@@ -136,21 +136,6 @@ async def test_a_false_manifest_is_refused_with_a_sentence_and_the_true_one_take
     await transport.close()
 
 
-async def test_an_honest_peer_is_asked_when_the_first_one_lies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.01)
-    hub, run = MemoryNetwork(), signed_run(tmp_path)
-    doors = [await server(hub, run) for _ in range(3)]
-    liars = doors[:2]
-    for door in liars:
-        serve_instead(door, run, changed(run, "a wrong signature", run))
-    transport = await newcomer(hub)
-    search = find_run(transport, Identity.generate(), "test", tmp_path, ignore)
-    found, _ = await asyncio.wait_for(search, within_s(10.0))
-    assert found.id == run.id
-
-
 async def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "LIST_PATIENCE_S", 0.0)
     hub, run = MemoryNetwork(), signed_run(tmp_path)
