@@ -320,7 +320,6 @@ def address(peer: str) -> str:
 async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PublishedRun:
     """A bootstrap in the folder "boot" has signed it; its owner's node and a stranger train it."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "boot").mkdir()
     (tmp_path / "run.toml").write_text(render_toml(for_run("micro", "test", 0)))
     (run,) = await served_runs(tmp_path / "boot", tmp_path / "run.toml")
     change_ways(tmp_path / "boot", WaysIn.reached_at, [address(BOOTSTRAP)])

@@ -20,7 +20,7 @@ from scripted_learner import MOVE, ScriptedLearner
 from p2pdiloco.adapters.data_dir import own_peer
 from p2pdiloco.adapters.result_file import checksum, save_tensors
 from p2pdiloco.adapters.run_store import RunStore
-from p2pdiloco.config.manifest import EndSection
+from p2pdiloco.config.manifest import EndSection, Manifest, run_id, sign_manifest
 from p2pdiloco.config.presets import for_run, with_seats
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.core.api.config import Timing
@@ -140,6 +140,7 @@ def version_0(file: Path) -> RunResult:
 
 async def served_runs(data_dir: Path, *files: Path) -> list[PublishedRun]:
     """List what a bootstrap serves that is started with these. It signs in this process, which has torch."""
+    data_dir.mkdir(exist_ok=True)  # noqa: ASYNC240  (nothing else is to be done in the meantime)
     settings = BootstrapSettings(data_dir=data_dir, run=files)
 
     async def sign(data_dir: Path, files: Sequence[Path], _log: str) -> None:
@@ -147,6 +148,20 @@ async def served_runs(data_dir: Path, *files: Path) -> list[PublishedRun]:
 
     with mock.patch.object(bootstrap, "sign_apart", sign):
         return await bootstrap._served_runs(settings, asyncio.Event())
+
+
+async def peer_on(hub: MemoryNetwork, door: FrontDoor | None = None) -> MemoryTransport:
+    """A peer that has started, and serves nothing unless its door does."""
+    transport = hub.transport(Identity.generate().peer_id)
+    await transport.start(door or FrontDoor())
+    return transport
+
+
+def published(manifest: Manifest) -> PublishedRun:
+    """A run as whoever looks at it finds it. No version 0 of it was made."""
+    owner = Identity.generate()
+    signed = sign_manifest(manifest, bytes(32), owner, owner.peer_id)
+    return PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
 
 
 class QuickMember(Member):
