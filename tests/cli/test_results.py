@@ -424,19 +424,14 @@ NAME = os.fsdecode(b"Zo\xeb")
         ("ban", NAME, "peer"),
     ],
 )
-def test_a_flag_that_others_are_told_is_text(
-    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+def test_what_others_are_told_is_text_of_a_flag_and_of_the_environment(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(arguments) == 2
     said = capsys.readouterr().err
     flag = next((word for word in arguments if word.startswith("--")), "RUN")
     assert f"'{flag}'" in said and "must be UTF-8 text" in said
     assert len(said.splitlines()) == 2
-
-
-def test_a_name_out_of_the_environment_is_text(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("P2PDILOCO_NAME", NAME)
     assert run(["node"]) == 2
     assert "must be UTF-8 text" in capsys.readouterr().err
