@@ -22,6 +22,7 @@ from p2pdiloco import __version__
 from p2pdiloco.adapters.data_dir import own_peer
 from p2pdiloco.cli import commands, group
 from p2pdiloco.cli import main as cli_main
+from p2pdiloco.cli.status_command import visit
 from p2pdiloco.config.manifest import AdmissionSection, Manifest
 from p2pdiloco.config.presets import TRIED_INNER_STEPS, TRIED_LEARNERS, TRIED_NUMEL, for_run, with_seats
 from p2pdiloco.config.settings import (
@@ -426,8 +427,6 @@ main.main()
 def test_a_visit_that_is_told_to_stop_clears_up(
     number: signal.Signals, status: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from p2pdiloco.cli.status_command import visit
-
     cleared: list[str] = []
     tasks: list[asyncio.Task[None]] = []
 
@@ -450,31 +449,23 @@ def test_a_visit_that_is_told_to_stop_clears_up(
             await asyncio.sleep(0)
             cleared.append("up")
 
-    before = signal.signal(signal.SIGINT, cli_main.interrupt)
-    try:
-        with pytest.raises(SystemExit if status else KeyboardInterrupt) as ended:
-            visit(body())
-        assert signal.getsignal(signal.SIGINT) is cli_main.interrupt
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, cli_main.interrupt)
+    with pytest.raises(SystemExit if status else KeyboardInterrupt) as ended:
+        visit(body())
+    assert signal.getsignal(signal.SIGINT) is cli_main.interrupt
     assert cleared == ["up"]
     assert not isinstance(ended.value, SystemExit) or ended.value.code == status
     assert not caplog.records, "a traceback after the end"
 
 
 def test_a_visit_goes_on_where_a_closed_terminal_is_ignored() -> None:
-    from p2pdiloco.cli.status_command import visit
-
     async def body() -> str:
         signal.raise_signal(signal.SIGHUP)
         await asyncio.sleep(0)
         return "done"
 
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert visit(body()) == "done"
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert visit(body()) == "done"
 
 
 @pytest.mark.process
