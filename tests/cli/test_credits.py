@@ -18,6 +18,7 @@ from p2pdiloco.cli import credits_report
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.credits_report import RunCredits
 from p2pdiloco.cli.owner_notice import reach_members
+from p2pdiloco.config.manifest import sign_manifest
 from p2pdiloco.credits import CreditRow, Credits, is_proven, read_certificate, signed_certificate, text_of
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.wire import CreditLine, CreditsAnswer
@@ -81,7 +82,7 @@ async def test_of_a_run_that_nobody_keeps_the_newest_versions_are_told(
         assert "No member that answers keeps the history" in words and "are missing" in words
 
 
-def collected(names: dict[str, str], key: Identity, manifest: Any) -> RunCredits:
+def collected(names: dict[str, str], manifest: Any = None) -> RunCredits:
     rows = tuple(
         CreditRow(peer, 4000 - n, 1000 - n, 1000, 10, 8, 1_800_000_000, 1_800_086_400)
         for n, peer in enumerate(names)
@@ -104,9 +105,7 @@ def test_who_has_seen_more_versions_does_not_disagree() -> None:
 
 def test_names_are_no_formulas_of_a_spreadsheet() -> None:
     names = {"12D3KooA": "=1+1", "12D3KooB": "@x", "12D3KooC": 'a,"b"\n', "12D3KooD": "-2", "12D3KooE": "Ada"}
-    lines = list(
-        csv.DictReader(io.StringIO(credits_report.as_csv(collected(names, Identity.generate(), None))))
-    )
+    lines = list(csv.DictReader(io.StringIO(credits_report.as_csv(collected(names)))))
     assert [line["name"] for line in lines] == ["'=1+1", "'@x", 'a,"b"·', "'-2", "Ada"]
     assert lines[0]["first"] == "2027-01-15T08:00Z"
 
@@ -115,7 +114,7 @@ def test_a_certificate_is_checked_and_proven(tmp_path: Path, capsys: pytest.Capt
     run, folder, volunteer = signed_run(tmp_path), tmp_path / "keeper", tmp_path / "ada"
     key = Identity.load_or_create(folder / "identity.key")
     ada = Identity.load_or_create(volunteer / "identity.key")
-    found = collected({ada.peer_id: "ada", key.peer_id: "host"}, key, run.signed)
+    found = collected({ada.peer_id: "ada", key.peer_id: "host"}, run.signed)
     out = tmp_path / "ada.json"
     credits_report.certify(found, "ada", out, volunteer)
     assert cli_main.run(["credits", "--check", str(out)]) == 0
@@ -168,8 +167,9 @@ def test_a_certificate_is_checked_and_proven(tmp_path: Path, capsys: pytest.Capt
 
 def test_an_owners_certificate_proves_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     owner, ada = Identity.load_or_create(tmp_path / "o" / "owner.key"), Identity.generate()
-    signed = papers_manifest(signed_run(tmp_path).signed, owner)
-    found = collected({ada.peer_id: "ada"}, owner, signed)
+    run = signed_run(tmp_path)
+    signed = sign_manifest(run.manifest, run.signed.genesis_digest, owner, owner.peer_id)
+    found = collected({ada.peer_id: "ada"}, signed)
     found.run = credits_report.run_id(signed)
     credits_report.certify(found, ada.peer_id[-8:], tmp_path / "c.json", tmp_path / "o")
     assert cli_main.run(["credits", "--check", str(tmp_path / "c.json")]) == 0
@@ -196,14 +196,6 @@ def test_an_owners_certificate_proves_itself(tmp_path: Path, capsys: pytest.Capt
     for word in ("nobody", "ada"):
         with pytest.raises(UserError, match="nobody is called"):
             credits_report.certify(found, word, tmp_path / "d.json", tmp_path / "o")
-
-
-def papers_manifest(signed: Any, owner: Identity) -> Any:
-    """The same run, as this owner signs it."""
-    from p2pdiloco.config.manifest import manifest_from_canonical, sign_manifest
-
-    manifest = manifest_from_canonical(signed.manifest)
-    return sign_manifest(manifest, signed.genesis_digest, owner, owner.peer_id)
 
 
 @pytest.mark.parametrize(
