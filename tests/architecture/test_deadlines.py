@@ -1,14 +1,21 @@
-"""Deadlines of tests: they are of this machine's seconds, wherever a test waits for what must happen."""
+"""Deadlines of tests: they are of this machine's seconds, wherever a test waits for what must happen; tiers:
+what is quick opens no socket and starts no process."""
 
 from __future__ import annotations
 
 import ast
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import deadlines
 import pytest
+from arch_source import nodes, sources
 from deadlines import MOST, Deadline, Machine, within_s
+from tiers import Guard, OutsideError
 
 TESTS = Path(__file__).parents[1]
 WAITS = {"asyncio.wait_for": 1, "asyncio.timeout": 0, "psutil.wait_procs": 1}
@@ -60,7 +67,7 @@ def test_this_machine_is_measured() -> None:
 
 def fixed(tree: ast.AST) -> Iterator[int]:
     """Lines of waiting for a fixed number of seconds."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not isinstance(node, ast.Call):
             continue
         said = [word.value for word in node.keywords if word.arg == "timeout"]
@@ -77,8 +84,29 @@ def fixed(tree: ast.AST) -> Iterator[int]:
 def test_nobody_waits_for_a_fixed_time() -> None:
     found = [
         f"{path.relative_to(TESTS)}:{line}"
-        for path in sorted(TESTS.rglob("*.py"))
+        for path, tree in sources("tests").items()
         if not any(words in str(path.relative_to(TESTS)) for words in ELSEWHERE)
-        for line in fixed(ast.parse(path.read_text()))
+        for line in fixed(tree)
     ]
     assert not found, f"tests/deadlines.py has within_s and Deadline: {found}"
+
+
+def test_the_guard_refuses_what_is_outside_and_only_while_it_watches() -> None:
+    guard = Guard()
+    with guard.watching() as tried, socket.socket() as opened:
+        with pytest.raises(OutsideError, match=r"socket\.bind"):
+            opened.bind(("127.0.0.1", 0))
+        with pytest.raises(OutsideError, match=r"socket\.connect"):
+            opened.connect(("127.0.0.1", 9))
+        with pytest.raises(OutsideError, match=r"subprocess\.Popen"):
+            subprocess.run([sys.executable, "-c", ""], check=True)
+        with pytest.raises(OutsideError, match=r"os\.fork"):
+            os.fork()
+    assert [words.split()[0] for words in tried] == [
+        "socket.bind",
+        "socket.connect",
+        "subprocess.Popen",
+        "os.fork",
+    ]
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))

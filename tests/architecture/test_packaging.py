@@ -1,4 +1,5 @@
-"""What is shipped: one top-level name, pinned versions, licence, a command that exists."""
+"""What is shipped: one top-level name, pinned versions, licence, a command that exists; notes, a citation, a
+workflow whose actions are pinned and that may only read."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 
 import pytest
+import yaml
 from arch_source import LAB, PACKAGE, ROOT
 from packaging.requirements import Requirement
 from setuptools import find_packages
@@ -95,12 +98,14 @@ def test_what_is_shipped_says_that_it_has_types() -> None:
     assert "py.typed" in shipped and (PACKAGE / "py.typed").exists()
 
 
-def test_the_release_is_the_one_that_the_changelog_begins_with() -> None:
+def test_the_release_is_the_one_that_the_changelog_begins_with_and_that_is_cited() -> None:
     module, _, name = PROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"].rpartition(".")
     version = getattr(importlib.import_module(module), name)
     first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert version == p2pdiloco.__version__ and first is not None and first[1] == version
     assert f"\nVersion {version}" in (ROOT / "README.md").read_text()
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == version and "2604.21428" in str(cited["references"])
 
 
 def test_the_package_shows_what_programs_use_and_imports_no_torch_for_it() -> None:
@@ -129,16 +134,11 @@ def test_the_wheel_carries_what_operators_copy() -> None:
     assert wanted <= shipped and all((ROOT / file).is_file() for file in shipped)
 
 
-def test_what_a_bootstrap_installs_is_pinned_and_has_no_torch() -> None:
+def test_what_a_bootstrap_installs_is_pinned_and_has_no_torch_and_it_imports_nothing_else() -> None:
     lines = (ROOT / "bootstrap" / "requirements.txt").read_text().splitlines()
     names = {_normal(line) for line in lines if line and not line.startswith("#")}
     pinned = {_normal(line.split("==")[0]) for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert names <= pinned and "torch" not in names
-
-
-def test_a_bootstrap_imports_nothing_but_what_it_installs() -> None:
-    lines = (ROOT / "bootstrap" / "requirements.txt").read_text().splitlines()
-    names = {_normal(line) for line in lines if line and not line.startswith("#")}
     code = (
         "import sys, json, importlib.metadata as m; import p2pdiloco.cli.group, p2pdiloco.daemon.bootstrap;"
         "found = m.packages_distributions();"
@@ -189,3 +189,46 @@ def test_what_is_not_ours_is_unchanged_and_its_licence_shipped(name: str, digest
     notice = (ROOT / "NOTICE").read_text()
     assert name in notice and "The MIT License (MIT)" in notice and "Leon Sorokin" in notice
     assert "NOTICE" in PROJECT["project"]["license-files"]
+
+
+WORKFLOW = ROOT / ".github" / "workflows" / "test.yml"
+
+
+def test_the_workflow_does_what_ci_does_with_pinned_actions_and_no_rights() -> None:
+    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    jobs = workflow["jobs"].values()
+    steps = list(chain.from_iterable(job["steps"] for job in jobs))
+    assert workflow["permissions"] == {"contents": "read"}
+    assert not any("permissions" in job or "env" in job for job in jobs)
+    assert "secrets" not in WORKFLOW.read_text(encoding="utf-8")
+    used = {step["uses"] for step in steps if "uses" in step}
+    assert used and all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", action) for action in used)
+    commands = {step["run"].split("python")[0].strip() for step in steps if "run" in step}
+    here = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert commands - {"scripts/release"} == {"make test </dev/null", "scripts/core"}
+    assert all(command in here for command in commands - {"scripts/release"})
+
+
+def test_templates_of_issues_are_forms_that_a_forge_can_read() -> None:
+    folder = ROOT / ".github" / "ISSUE_TEMPLATE"
+    forms = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in folder.glob("[!c]*.yml")]
+    assert len(forms) == 3
+    for form in forms:
+        assert {"name", "description", "body"} <= set(form)
+        asked = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+        assert len(asked) == len(set(asked)) > 1
+
+
+def test_the_tools_of_a_release_are_pinned_and_not_among_the_others() -> None:
+    script = (ROOT / "scripts" / "release").read_text(encoding="utf-8")
+    assert re.search(r"^tools=\(build==[\d.]+ twine==[\d.]+\)$", script, flags=re.MULTILINE)
+    assert '/twine" check --strict' in script and "upload " not in script
+    assert "twine" not in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+
+
+def test_a_release_takes_nothing_from_the_checkout_but_its_commit() -> None:
+    """What was changed there and not committed would be tried with the release, and is no part of it."""
+    script = (ROOT / "scripts" / "release").read_text(encoding="utf-8")
+    for option in ("-c", "-r", "grep -q .*?"):
+        (read,) = re.findall(rf'\s{option} "?(\S+\.(?:txt|md))', script)
+        assert read.startswith("$work/source/"), read

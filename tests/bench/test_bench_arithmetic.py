@@ -1,4 +1,4 @@
-"""What the benchmarks of the data plane compute from what they measure."""
+"""What the benchmarks of the data plane compute from what they measure, and that rules can be taken away."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ import bench_links
 import bench_memory
 import bench_merge
 import bench_rivals
+import bench_rules
 import bench_wire
+from bench_rules import CELLS, WITHOUT
 from bench_wire import Count, Made
+from mutation_kit import Patch
+from p2pdiloco.core.context import Electorate
 from p2pdiloco.demo.swarm import Line
 from peers import rival_peer
 from study import bench_nodes
@@ -184,3 +188,24 @@ def test_who_stands_still_for_a_sync_has_made_fewer_steps() -> None:
     assert found["stood_s"] == pytest.approx(computed_s / 4)
     cells = {"50/20": {"torchft": found}, "slow": {"torchft": found}}
     assert bench_rivals.verdict("torchft", cells) == "torchft: reaches the goal in 0 of 1 cells"
+
+
+# `bench_rules`: every rule is there to be taken away, and the same seed goes otherwise without it.
+
+
+def test_a_seed_is_played_with_and_without_thin_uplinks_leaving_offices_to_others() -> None:
+    found, fitness = {}, Electorate.fitness
+    for name in ("as it is", "thin uplinks hold offices"):
+        with Patch() as patch:
+            WITHOUT[name](patch)
+            found[name] = bench_rules.played(CELLS["slow first"], 100.0, 3)
+    assert Electorate.fitness is fitness
+    for figures in found.values():
+        assert 0.0 < figures["merges"] <= 100.0 and 25.0 <= figures["participation"] <= 100.0
+    assert found["as it is"] != found["thin uplinks hold offices"]
+
+
+def test_every_rule_can_be_taken_away() -> None:
+    for apply in WITHOUT.values():
+        with Patch() as patch:
+            apply(patch)

@@ -59,10 +59,12 @@ BAD = {
 OF_PARAMETERS = list(BAD)[:7]
 
 
-def test_a_swarm_that_goes_on_held_the_attack_off() -> None:
+def test_a_swarm_that_goes_on_held_the_attack_off_and_a_member_may_hold_offices() -> None:
     row = judge("forged-head", CALM, CALM)
     assert (row.verdict, row.broken, row.parameters_kept) == ("held off", [], True)
     assert row.versions_ratio == row.steps_ratio == 1.0
+    elected = msgspec.structs.replace(CALM, offices=3)
+    assert judge("member-x100", elected, CALM, member=True).verdict == "held off"
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -79,11 +81,6 @@ def test_a_loss_that_nobody_told_and_a_calm_swarm_that_made_nothing_are_no_succe
     assert judge("x", CALM, still).broken == [Broken.NO_FIGURES.value]
     late = msgspec.structs.replace(CALM, newcomer=False)
     assert judge("x", late, late).broken == [Broken.NO_FIGURES.value]
-
-
-def test_a_member_may_hold_offices() -> None:
-    elected = msgspec.structs.replace(CALM, offices=3)
-    assert judge("member-x100", elected, CALM, member=True).verdict == "held off"
 
 
 def test_what_a_row_says_can_be_read() -> None:

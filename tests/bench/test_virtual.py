@@ -1,15 +1,20 @@
-"""Swarms in virtual time, and what they are compared with."""
+"""Swarms in virtual time, and what they are compared with; outer steps, lockstep, and images of the study."""
 
 import importlib.util
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
-from p2pdiloco.config.presets import ADAMW_RATE, ALONE, SPARSE
-from p2pdiloco.tasks.registry import check_manifest
+from p2pdiloco.config.presets import ADAMW_RATE, ALONE, MICRO, SPARSE
+from p2pdiloco.tasks.registry import check_manifest, task_of
+from study import glyphs
+from study.data import data_of
+from study.lockstep import Absence, Lockstep, Restart, mean_loss
+from study.outer.variants import TopTwoBits, Variant, VariantSwarm
 from study.play import play
 from study.setting import Outcome, Setting
 from study.suites import (
@@ -39,9 +44,9 @@ SMALL = Setting(model="pico", steps=16, inner_steps=4, learners=2, warmup=5, mom
 
 
 def test_without_delay_compression_and_fragments_a_swarm_is_synchronous_diloco():
-    plain = msgspec.structs.replace(SMALL, fragments=1, codec="fp32", merge="mean", delay=0.0)
+    plain = replace(SMALL, fragments=1, codec="fp32", merge="mean", delay=0.0)
     swarm = play(plain, 512)
-    oracle = play(msgspec.structs.replace(plain, kind="oracle"), 512)
+    oracle = play(replace(plain, kind="oracle"), 512)
     assert [loss for _, loss in swarm.curve] == pytest.approx([loss for _, loss in oracle.curve], abs=1e-6)
     assert (swarm.merges, swarm.contributors) == (4, 2)
     assert len({loss for _, loss in swarm.curve}) == 4  # one after each outer step
@@ -51,16 +56,16 @@ def test_without_delay_compression_and_fragments_a_swarm_is_synchronous_diloco()
 def test_in_bf16_only_passes_are_less_precise(kind, monkeypatch):
     compiled: list[Any] = []
     monkeypatch.setattr(torch, "compile", lambda it, dynamic: (compiled.append(it), it)[1])
-    exact = play(msgspec.structs.replace(SMALL, kind=kind), 512)
+    exact = play(replace(SMALL, kind=kind), 512)
     assert not compiled
-    rough = play(msgspec.structs.replace(SMALL, kind=kind, precision="bf16"), 512)
+    rough = play(replace(SMALL, kind=kind, precision="bf16"), 512)
     assert len(compiled) == (1 if kind == "parallel" else SMALL.learners)
     assert rough.loss != exact.loss == pytest.approx(rough.loss, abs=0.01)
 
 
 def test_the_grace_window_takes_in_a_slow_learner_and_faults_cost_only_what_was_not_sent():
     learners, period = 3, 8
-    setting = msgspec.structs.replace(SMALL, learners=learners, inner_steps=period, delay=0.5)
+    setting = replace(SMALL, learners=learners, inner_steps=period, delay=0.5)
     manifest, speeds = setting.manifest(), (1.0, 1.0, 0.25)
     found = {}
     for grace, faults in ((0.75, ()), (0.0, ()), (0.75, (Fault(20.0, 0, 10.0),))):
@@ -225,3 +230,126 @@ def test_a_share_in_merges_holds_a_fast_learner_back_and_no_equal_ones():
             ends[speeds, share] = play(replace(setting, largest_share=share), 512).loss
     equal, uneven = (abs(ends[s, 1.0] - ends[s, 1 / 3]) for s in ((1.0, 1.0, 1.0), (1.0, 0.25, 0.25)))
     assert equal == 0.0 < uneven
+
+
+# Outer steps of studies (`study.outer.variants`).
+
+
+LONGER = replace(SMALL, steps=32, momentum_warmup=4)
+
+
+def played(setting, variant):
+    swarm = VariantSwarm(setting, variant, 512)
+    try:
+        return swarm.play(setting.steps, 8), swarm.seen
+    finally:
+        swarm.close()
+
+
+def test_the_variant_that_changes_nothing_is_production():
+    usual = play(LONGER, 512)
+    curve, seen = played(LONGER, Variant())
+    assert [loss for _, loss in curve] == pytest.approx([loss for _, loss in usual.curve], abs=2e-4)
+    assert {one.factor for one in seen} == {1.0}
+    first = [one for one in seen if one.number == 1]
+    assert [one.gain for one in first] == pytest.approx([1.0] * len(first)), "momentum is not there yet"
+
+
+def test_a_step_is_never_longer_along_the_update_than_the_usual_one_without_a_past():
+    mu = LONGER.momentum
+    _, seen = played(LONGER, Variant(gain=True, corrected=True))
+    assert any(one.factor < 1 for one in seen)
+    assert all(one.gain * one.factor <= 1 + mu + 1e-6 for one in seen)
+    first = next(one for one in seen if one.number == 1)
+    assert first.gain == pytest.approx(1 + mu / (1 - mu), rel=0.05)
+
+
+def test_top_of_two_bits_keeps_the_largest_with_their_signs_and_two_magnitudes():
+    source = torch.randn(4096 + 100, generator=torch.Generator().manual_seed(3))
+    chosen, out = TopTwoBits(0.0625), torch.empty(4096 + 100)
+    chosen.decode(chosen.encode(source), out)
+    kept = out[:4096] != 0
+    assert int(kept.sum()) == 256 and len(out[:4096].abs().unique()) == 3
+    assert source[:4096][kept].abs().min() >= source[:4096][~kept].abs().max()
+    assert torch.equal(out[kept.nonzero()].sign(), source[kept.nonzero()].sign())
+
+
+def test_top_of_two_bits_sends_what_it_left_out_later():
+    setting = replace(LONGER, momentum=0.0, outer_rate=1.0, merge="mean")
+    ends = {share: played(setting, Variant(top=share))[0][-1][1] for share in (0.0, 0.0625)}
+    assert ends[0.0] != ends[0.0625] == pytest.approx(ends[0.0], rel=0.1)
+
+
+# A few learners in lockstep: they learn, and a long absence is merged in shares.
+
+
+@pytest.fixture
+def swarm():
+    made = Lockstep(MICRO, learners=2)
+    yield made
+    made.close()
+
+
+def test_learners_in_lockstep_learn_and_hold_the_same_versions(swarm):
+    start = swarm.loss()
+    losses = swarm.run(48, evaluate_every=16)
+    assert [step for step, _ in losses] == [16, 32, 48]
+    assert mean_loss(losses, 0.3) == losses[-1][1] < start - 0.5
+    assert {swarm.global_state.version(fragment) for fragment in range(4)} == {6}
+
+
+def test_who_was_away_brings_its_work_in_shares(swarm, monkeypatch):
+    period, seen = MICRO.sync.inner_steps, []
+    merge = swarm.global_state.merge
+
+    def watch(fragment, number, inputs):
+        if fragment == 0:
+            seen.append([steps for _, _, steps, *_ in inputs])
+        return merge(fragment, number, inputs)
+
+    monkeypatch.setattr(swarm.global_state, "merge", watch)
+    swarm.run(13 * period, 1000, [Absence(learner=1, from_step=1, steps=6 * period)])
+    first = 2  # the step at which fragment 0 is due for the first time
+    assert seen[:6] == [[first], *[[period]] * 5]
+    # Seven rounds' worth waits and one more comes with each round: five double ones work it off.
+    assert [steps[1] for steps in seen[6:]] == [*[2 * period] * 5, period + first, period]
+    assert {steps[0] for steps in seen[6:]} == {period}
+
+
+def test_who_died_goes_on_from_the_global_parameters_with_the_moments_that_it_is_given(swarm):
+    first, second = swarm._learners
+    restarts = [Restart(0, 6, "disk", saved_steps=2), Restart(1, 8, "peer"), Restart(0, 12, "none")]
+    swarm.run(6, 100, restarts=restarts)
+    state = next(iter(first.training.optimizer.state.values()))
+    assert state["step"] == 4, "as they were two steps ago"
+    assert all(counters.unmerged_steps == 0 for counters in first.fragments.counters)
+    swarm.run(12, 100, restarts=restarts[1:])
+    assert first.training.optimizer_steps == 0 and not first.training.optimizer.state
+    assert next(iter(second.training.optimizer.state.values()))["step"] == 4 + 8 + 4, (
+        "the other's, then its own"
+    )
+
+
+# Images that the study draws itself, through the task image-classification.
+
+
+def test_images_are_drawn_once_from_a_seed_and_a_swarm_trains_on_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(glyphs, "IMAGES", 360)
+    setting = Setting(model="glyphs", learners=2, steps=4, inner_steps=2, momentum_warmup=1)
+    task = task_of(setting.manifest())
+    data = data_of(task)
+    assert len(data.train) + len(data.heldout) == 360 and 15 < len(data.heldout) < 70
+    _, labels = data.train.batch(np.arange(len(data.train)))
+    assert set(labels.tolist()) == set(range(len(glyphs.CLASSES)))
+    with monkeypatch.context() as patched:
+        patched.setattr(glyphs, "draw", None)  # what is there is not drawn again
+        folder = glyphs.glyphs()
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    first, again = sorted(folder.rglob("*.png")), tmp_path / "again"
+    glyphs.draw(again, 72)
+    drawn = {path.relative_to(again): path.read_bytes() for path in again.rglob("*.png")}
+    assert len(first) == 360 and len(set(drawn.values())) == len(drawn) == 72
+    assert all((folder / name).read_bytes() == content for name, content in drawn.items())
+    outcome = play(setting, 100)
+    assert outcome.merges > 1 and 3 < outcome.loss < 5

@@ -1,9 +1,10 @@
-"""Whoever asks for credits among members: what is collected, keepers that lie."""
+"""Whoever asks among members: of the status of a run, and for credits; keepers that lie."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,51 @@ from p2pdiloco.cli.credits_report import CreditsSearch, RunCredits, collect_cred
 from p2pdiloco.cli.status_command import Search
 from p2pdiloco.config.values import peer_in
 from p2pdiloco.daemon import history, wire
+from p2pdiloco.daemon.display.snapshot import NodeState, PeerRow, StatusReport
+from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.wire import CreditsAnswer, CreditsQuery
+from p2pdiloco.identity import Identity
+from p2pdiloco.release import WIRE_VERSION
+from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
+
+RUN = "ab" * 32
+
+
+class Network:
+    """Members of a run in memory that tell of it as they are told, and visitors who ask."""
+
+    def __init__(self) -> None:
+        self.hub = MemoryNetwork()
+        self._started: list[MemoryTransport] = []
+
+    async def _start(self, door: FrontDoor) -> MemoryTransport:
+        transport = self.hub.transport(Identity.generate().peer_id, [])
+        self._started.append(transport)
+        await transport.start(door)
+        return transport
+
+    async def visitor(self) -> MemoryTransport:
+        return await self._start(FrontDoor())
+
+    async def add(self, state: NodeState | None = "training", incarnation: int = 1, run: str = RUN) -> str:
+        """A member; without a state it refuses to answer. `run`: what it says that its answer is about."""
+        door = FrontDoor()
+        transport = await self._start(door)
+        peer = transport.peer_id
+        if state is not None:
+            report = StatusReport(
+                run_name="test", run_id=run, answered_by=peer, state=state, members=(PeerRow(peer=peer),)
+            )
+            door.enter(RUN, None, SimpleNamespace(status=lambda now, audience: report))
+        summary = wire.RunSummary(RUN, "test", peer)
+        await transport.put_record(wire.RUNS_KEY, wire.encode(wire.RunList((summary,))), 60)
+        record = wire.Presence(WIRE_VERSION, incarnation, "x", tuple(transport.addresses()))
+        await transport.put_record(wire.members_key(RUN), wire.encode(record), 60)
+        return peer
+
+    async def aclose(self) -> None:
+        for transport in self._started:
+            await transport.close()
 
 
 def quick_keepers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from asking_kit import asked, id_of, quick_keepers, settled
-from daemon_kit import Neighbourhood
+from daemon_kit import FORGETFUL, neighbours, signed_run
 from msgspec.structs import replace
 from rich.console import Console
 
@@ -18,6 +18,7 @@ from p2pdiloco.cli import credits_report
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.cli.credits_report import RunCredits
 from p2pdiloco.cli.owner_notice import reach_members
+from p2pdiloco.config.manifest import sign_manifest
 from p2pdiloco.credits import CreditRow, Credits, is_proven, read_certificate, signed_certificate, text_of
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.wire import CreditLine, CreditsAnswer
@@ -34,9 +35,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_sums_of_keepers_and_what_is_counted_here_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as hood:
-        one = await hood.member("one", genesis=True, keep_history=True)
-        two = await hood.member("two")
+    async with neighbours(tmp_path, "one", "two", keep_history=True) as (hood, one, two):
         await hood.round(one, two)
         await hood.round(one, two, fragment=1)
         tokens, visitor = await settled(one), await hood.rogue()
@@ -72,11 +71,7 @@ async def test_sums_of_keepers_and_what_is_counted_here_are_the_same(
 async def test_of_a_run_that_nobody_keeps_the_newest_versions_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(
-        tmp_path, log_versions=2, term_versions=2, max_base_age_versions=2, seats=("one", "two")
-    ) as hood:
-        one = await hood.member("one", genesis=True)
-        two = await hood.member("two")
+    async with neighbours(tmp_path, "one", "two", group=FORGETFUL) as (hood, one, two):
         for _ in range(6):
             await hood.round(one, two)
         found = await asked(monkeypatch, await hood.rogue(), one, two)
@@ -87,7 +82,7 @@ async def test_of_a_run_that_nobody_keeps_the_newest_versions_are_told(
         assert "No member that answers keeps the history" in words and "are missing" in words
 
 
-def collected(names: dict[str, str], key: Identity, manifest: Any) -> RunCredits:
+def collected(names: dict[str, str], manifest: Any = None) -> RunCredits:
     rows = tuple(
         CreditRow(peer, 4000 - n, 1000 - n, 1000, 10, 8, 1_800_000_000, 1_800_086_400)
         for n, peer in enumerate(names)
@@ -110,22 +105,16 @@ def test_who_has_seen_more_versions_does_not_disagree() -> None:
 
 def test_names_are_no_formulas_of_a_spreadsheet() -> None:
     names = {"12D3KooA": "=1+1", "12D3KooB": "@x", "12D3KooC": 'a,"b"\n', "12D3KooD": "-2", "12D3KooE": "Ada"}
-    lines = list(
-        csv.DictReader(io.StringIO(credits_report.as_csv(collected(names, Identity.generate(), None))))
-    )
+    lines = list(csv.DictReader(io.StringIO(credits_report.as_csv(collected(names)))))
     assert [line["name"] for line in lines] == ["'=1+1", "'@x", 'a,"b"·', "'-2", "Ada"]
     assert lines[0]["first"] == "2027-01-15T08:00Z"
 
 
-async def test_a_certificate_is_checked_and_proven(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with Neighbourhood(tmp_path) as hood:
-        run = hood.run
-    folder, volunteer = tmp_path / "keeper", tmp_path / "ada"
+def test_a_certificate_is_checked_and_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, folder, volunteer = signed_run(tmp_path), tmp_path / "keeper", tmp_path / "ada"
     key = Identity.load_or_create(folder / "identity.key")
     ada = Identity.load_or_create(volunteer / "identity.key")
-    found = collected({ada.peer_id: "ada", key.peer_id: "host"}, key, run.signed)
+    found = collected({ada.peer_id: "ada", key.peer_id: "host"}, run.signed)
     out = tmp_path / "ada.json"
     credits_report.certify(found, "ada", out, volunteer)
     assert cli_main.run(["credits", "--check", str(out)]) == 0
@@ -176,14 +165,11 @@ async def test_a_certificate_is_checked_and_proven(
         assert "no certificate of credits" in capsys.readouterr().err
 
 
-async def test_an_owners_certificate_proves_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with Neighbourhood(tmp_path) as hood:
-        signed = hood.run.signed
+def test_an_owners_certificate_proves_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     owner, ada = Identity.load_or_create(tmp_path / "o" / "owner.key"), Identity.generate()
-    signed = papers_manifest(signed, owner)
-    found = collected({ada.peer_id: "ada"}, owner, signed)
+    run = signed_run(tmp_path)
+    signed = sign_manifest(run.manifest, run.signed.genesis_digest, owner, owner.peer_id)
+    found = collected({ada.peer_id: "ada"}, signed)
     found.run = credits_report.run_id(signed)
     credits_report.certify(found, ada.peer_id[-8:], tmp_path / "c.json", tmp_path / "o")
     assert cli_main.run(["credits", "--check", str(tmp_path / "c.json")]) == 0
@@ -210,14 +196,6 @@ async def test_an_owners_certificate_proves_itself(
     for word in ("nobody", "ada"):
         with pytest.raises(UserError, match="nobody is called"):
             credits_report.certify(found, word, tmp_path / "d.json", tmp_path / "o")
-
-
-def papers_manifest(signed: Any, owner: Identity) -> Any:
-    """The same run, as this owner signs it."""
-    from p2pdiloco.config.manifest import manifest_from_canonical, sign_manifest
-
-    manifest = manifest_from_canonical(signed.manifest)
-    return sign_manifest(manifest, signed.genesis_digest, owner, owner.peer_id)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +236,7 @@ async def test_of_many_members_those_that_keep_the_history_are_asked(tmp_path: P
 
 
 async def test_a_keepers_record_says_so(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as hood:
-        one = await hood.member("one", genesis=True, keep_history=True)
+    async with neighbours(tmp_path, keep_history=True) as (hood, one):
         other = (await hood.rogue()).transport
         found = await other.get_records(wire.members_key(hood.run.id))
         assert wire.decode(found[id_of(one)], wire.Presence).keeps_history

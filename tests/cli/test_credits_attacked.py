@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from asking_kit import Liar, asked, quick_keepers, settled
-from daemon_kit import Neighbourhood
+from daemon_kit import Neighbourhood, neighbours
 from msgspec.structs import replace
 
 from p2pdiloco.cli import credits_report
@@ -24,9 +24,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_keeper_that_lies_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as hood:
-        one = await hood.member("one", genesis=True, keep_history=True)
-        two = await hood.member("two")
+    async with neighbours(tmp_path, "one", "two", keep_history=True) as (hood, one, two):
         await hood.round(one, two)
         tokens = await settled(one)
         liar = Liar(await hood.rogue(), one)
@@ -62,9 +60,7 @@ class Boaster(Liar):
 async def test_a_member_that_says_it_is_far_ahead_takes_nobodys_credits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as hood:
-        one = await hood.member("one", genesis=True, keep_history=True)
-        two = await hood.member("two")
+    async with neighbours(tmp_path, "one", "two", keep_history=True) as (hood, one, two):
         await hood.round(one, two)
         tokens = await settled(one)
         boaster = Boaster(await hood.rogue(), one)
@@ -91,9 +87,7 @@ async def test_a_member_that_says_it_is_far_ahead_takes_nobodys_credits(
 async def test_whom_a_person_names_outweighs_many_that_come_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as hood:
-        one = await hood.member("one", genesis=True, keep_history=True)
-        two = await hood.member("two")
+    async with neighbours(tmp_path, "one", "two", keep_history=True) as (hood, one, two):
         await hood.round(one, two)
         tokens, visitor = await settled(one), await hood.rogue()
         crowd = [Boaster(await hood.rogue(), one) for _ in range(5)]
@@ -111,8 +105,7 @@ async def test_whom_a_person_names_outweighs_many_that_come_alone(
 async def test_a_keeper_that_gives_a_row_at_a_time_for_ever_is_asked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path) as hood:
-        one = await hood.member("one", genesis=True, keep_history=True)
+    async with neighbours(tmp_path, keep_history=True) as (hood, one):
         await hood.round(one)
         await settled(one)
         liar = Liar(await hood.rogue(), one)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from daemon_kit import version_0
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from p2pdiloco.cli import given_files
@@ -22,10 +23,8 @@ from p2pdiloco.config.manifest import (
     manifest_from_canonical,
 )
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
-from p2pdiloco.daemon.run_files.saved_state import load_result, result_of
+from p2pdiloco.daemon.run_files.saved_state import load_result
 from p2pdiloco.errors import RemoteError
-from p2pdiloco.identity import Identity
 from p2pdiloco.tasks import text
 from p2pdiloco.tasks.hub_export import hub_files
 from p2pdiloco.tasks.registry import load_manifest
@@ -74,9 +73,8 @@ def theirs(folder: Path, architecture: str = "Llama") -> Path:
 
 def exported(toml: Path, out: Path) -> Path:
     """The export of the run's version 0."""
-    signed, vault = sign_run(toml, Identity.generate())
     checkpoint = out.with_suffix(".safetensors")
-    result_of(signed, vault, list(genesis_versions(signed, vault))).save(checkpoint)
+    version_0(toml).save(checkpoint)
     tokenizer = toml.with_suffix(".tokenizer.json")
     given = ["--tokenizer", str(tokenizer)] if tokenizer.exists() else []
     assert run(["export", "--checkpoint", str(checkpoint), *given, "--out", str(out)]) == 0
@@ -191,8 +189,7 @@ def test_an_export_has_the_type_of_the_model_that_it_began_with(
 
 def test_what_a_type_does_not_hold_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     toml = new(tmp_path, "r")
-    signed, vault = sign_run(toml, Identity.generate())
-    result = result_of(signed, vault, list(genesis_versions(signed, vault)))
+    result = version_0(toml)
     next(iter(result.parameters.values())).view(-1)[0] = 1e5
     result.save(tmp_path / "theta")
     given = ["--checkpoint", str(tmp_path / "theta"), "--out", str(tmp_path / "out"), "--force"]

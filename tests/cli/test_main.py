@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -19,7 +20,9 @@ from msgspec import structs
 
 from p2pdiloco import __version__
 from p2pdiloco.adapters.data_dir import own_peer
+from p2pdiloco.cli import commands, group
 from p2pdiloco.cli import main as cli_main
+from p2pdiloco.cli.status_command import visit
 from p2pdiloco.config.manifest import AdmissionSection, Manifest
 from p2pdiloco.config.presets import TRIED_INNER_STEPS, TRIED_LEARNERS, TRIED_NUMEL, for_run, with_seats
 from p2pdiloco.config.settings import (
@@ -30,8 +33,9 @@ from p2pdiloco.config.settings import (
     StatusSettings,
 )
 from p2pdiloco.daemon.notice import Invite, grant
-from p2pdiloco.daemon.owner.wishes import change_kept
+from p2pdiloco.daemon.owner.wishes import FILE, change_kept
 from p2pdiloco.daemon.run_files.known_runs import RunLink, WaysIn, change_ways, encode_link
+from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import load_manifest
 
@@ -423,8 +427,6 @@ main.main()
 def test_a_visit_that_is_told_to_stop_clears_up(
     number: signal.Signals, status: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from p2pdiloco.cli.status_command import visit
-
     cleared: list[str] = []
     tasks: list[asyncio.Task[None]] = []
 
@@ -447,31 +449,23 @@ def test_a_visit_that_is_told_to_stop_clears_up(
             await asyncio.sleep(0)
             cleared.append("up")
 
-    before = signal.signal(signal.SIGINT, cli_main.interrupt)
-    try:
-        with pytest.raises(SystemExit if status else KeyboardInterrupt) as ended:
-            visit(body())
-        assert signal.getsignal(signal.SIGINT) is cli_main.interrupt
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, cli_main.interrupt)
+    with pytest.raises(SystemExit if status else KeyboardInterrupt) as ended:
+        visit(body())
+    assert signal.getsignal(signal.SIGINT) is cli_main.interrupt
     assert cleared == ["up"]
     assert not isinstance(ended.value, SystemExit) or ended.value.code == status
     assert not caplog.records, "a traceback after the end"
 
 
 def test_a_visit_goes_on_where_a_closed_terminal_is_ignored() -> None:
-    from p2pdiloco.cli.status_command import visit
-
     async def body() -> str:
         signal.raise_signal(signal.SIGHUP)
         await asyncio.sleep(0)
         return "done"
 
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert visit(body()) == "done"
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert visit(body()) == "done"
 
 
 @pytest.mark.process
@@ -480,3 +474,59 @@ def test_version_as_a_module_and_refusal_of_python_O() -> None:
     refused = _python("-O", "-m", "p2pdiloco", "--version")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("error: p2pdiloco does not run under python -O")
+
+
+# Mistakes in flags, where the log is for machines.
+
+
+def test_mistakes_in_flags_are_lines_of_the_log_that_a_settings_file_asks_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text('[node]\nlog = "json"\n')
+    for arguments in (["--config", str(config), "--nonsense"], [f"--config={config}", "--threads", "x"]):
+        assert cli_main.run(["node", *arguments]) == 2
+        line = json.loads(capsys.readouterr().err)
+        assert line["event"] == "error" and line["level"] == "error"
+    assert cli_main.run(["bootstrap", "--config", str(config), "--nonsense"]) == 2
+    assert capsys.readouterr().err.startswith("error: "), "that table says nothing of it"
+    assert cli_main.run(["node", "--config", str(config), "--log", "text", "--nonsense"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    monkeypatch.setenv("P2PDILOCO_CONFIG", str(config))
+    assert cli_main.run(["node", "--nonsense"]) == 2
+    assert json.loads(capsys.readouterr().err)["event"] == "error"
+    config.write_text("[node\n")
+    assert cli_main.run(["node", "--nonsense"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize("where", ["a command", "what comes before it"])
+def test_details_of_an_error_are_in_its_line_too(
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*_: object) -> None:
+        raise UserError("nobody gives it", "ask again", ["anna: refused", "ben: silent"])
+
+    place = (commands, "check_node") if where == "a command" else (group, "check_environment")
+    monkeypatch.setattr(*place, wrong)
+    assert cli_main.run(["node", "--log", "json", "--data-dir", str(tmp_path / "node")]) == 2
+    line = json.loads(capsys.readouterr().err)
+    assert line["fields"] == {"hint": "ask again", "details": ["anna: refused", "ben: silent"]}
+
+
+# Limits where no node runs: what is kept for the next start is changed, and shown.
+
+
+def test_what_is_kept_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["limits", "--data-dir", str(tmp_path)]
+    assert cli_main.run(line) == 4
+    assert "kept for the next start" in (said := capsys.readouterr().out) and said.endswith("nothing\n")
+    assert cli_main.run([*line, "--max-upload", "10Mbit", "--hours", "22-7"]) == 0
+    capsys.readouterr()
+    assert cli_main.run(line) == 4
+    said = capsys.readouterr().out
+    assert "max-upload 10Mbit" in said and "hours 22-7" in said
+    (tmp_path / FILE).write_text('{"changed": ["colour"]}')  # another version's
+    assert cli_main.run(line) == 4 and capsys.readouterr().out.endswith("nothing\n")
+    assert cli_main.run(["limits", "--data-dir", str(tmp_path / "nowhere")]) == 4
+    assert "no node runs here" in capsys.readouterr().err

@@ -166,12 +166,12 @@ def test_a_key_that_cannot_be_read_is_named_before_a_seats_word_is_said(
     assert done.exit_code and "the identity file is corrupt" in str(done.exception)
 
 
-def own(folder: Path) -> Ownership:
-    return Ownership(folder, "ab" * 32, Identity.from_seed(bytes(32)))
+@pytest.fixture
+def owned(tmp_path: Path) -> Ownership:
+    return Ownership(tmp_path, "ab" * 32, Identity.from_seed(bytes(32)))
 
 
-def test_a_closed_invite_leaves_its_seats(tmp_path: Path) -> None:
-    owned = own(tmp_path)
+def test_a_closed_invite_leaves_its_seats(owned: Ownership) -> None:
     before = owned.publish(with_word(Notice(owned.run, 1), BEN, True))
     closed = InviteEnd.of(owned, KEY, True, leaves=True).make(before, ReachedPeers())
     made = owned.publish(closed, before.sequence)
@@ -179,16 +179,14 @@ def test_a_closed_invite_leaves_its_seats(tmp_path: Path) -> None:
     assert said == [(BEN, 1, True, ""), (KEY, 2, False, KEY)] and not made.revoked
 
 
-def test_a_revoked_invite_ends_alone(tmp_path: Path) -> None:
-    owned = own(tmp_path)
+def test_a_revoked_invite_ends_alone(owned: Ownership) -> None:
     made = InviteEnd.of(owned, KEY, True).make(Notice(owned.run, 1), ReachedPeers())
     assert made.revoked == (KEY,) and [(w.peer, w.replaces) for w in made.seats] == [(KEY, "")]
 
 
 @pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("seated", [False, True])
-def test_a_members_id_is_no_invite(tmp_path: Path, leaves: bool, seated: bool) -> None:
-    owned = own(tmp_path)
+def test_a_members_id_is_no_invite(owned: Ownership, leaves: bool, seated: bool) -> None:
     notice = with_word(Notice(owned.run, 1), BEN, True) if seated else Notice(owned.run, 1)
     reached = ReachedPeers() if seated else ReachedPeers([], {BEN: "ben"})
     ending = InviteEnd.of(owned, BEN, True, leaves)
@@ -199,15 +197,16 @@ def test_a_members_id_is_no_invite(tmp_path: Path, leaves: bool, seated: bool) -
 
 
 async def test_ending_an_invite_says_whom_it_concerns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    owned: Ownership, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for leaves, said in ((False, "their seats end"), (True, "its members stay")):
-        await InviteEnd.of(own(tmp_path), KEY, True, leaves).agree(Notice("ab" * 32, 1), ReachedPeers())
+        await InviteEnd.of(owned, KEY, True, leaves).agree(Notice(owned.run, 1), ReachedPeers())
         assert said in capsys.readouterr().err
 
 
-def test_what_is_signed_while_a_question_waits_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owned = own(tmp_path)
+def test_what_is_signed_while_a_question_waits_stays(
+    owned: Ownership, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)  # a command's loop has nothing else to do
 
     @contextlib.asynccontextmanager
@@ -320,7 +319,6 @@ def address(peer: str) -> str:
 async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PublishedRun:
     """A bootstrap in the folder "boot" has signed it; its owner's node and a stranger train it."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "boot").mkdir()
     (tmp_path / "run.toml").write_text(render_toml(for_run("micro", "test", 0)))
     (run,) = await served_runs(tmp_path / "boot", tmp_path / "run.toml")
     change_ways(tmp_path / "boot", WaysIn.reached_at, [address(BOOTSTRAP)])

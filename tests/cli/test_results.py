@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from daemon_kit import version_0
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from p2pdiloco.adapters.data_dir import DataDir
@@ -24,13 +25,12 @@ from p2pdiloco.cli import live_result
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import ExportSection, Manifest
 from p2pdiloco.config.presets import DIGITS, MICRO
-from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.daemon.display import logs
 from p2pdiloco.daemon.display.logs import JsonFormatter
 from p2pdiloco.daemon.payloads import Compute
 from p2pdiloco.daemon.run_files.known_runs import WaysIn, change_ways
 from p2pdiloco.daemon.run_files.run import genesis_versions, save_run, sign_run
-from p2pdiloco.daemon.run_files.saved_state import ResultPlan, ResultWriter, RunResult, load_result, result_of
+from p2pdiloco.daemon.run_files.saved_state import ResultPlan, ResultWriter, RunResult, load_result
 from p2pdiloco.daemon.run_files.shared_files import keep_tokenizer
 from p2pdiloco.errors import ConfigError, StorageError, json_line
 from p2pdiloco.identity import Identity
@@ -51,9 +51,7 @@ MOE = msgspec.structs.replace(MICRO, model=MICRO.model | {"experts": 3})
 def saved(folder: Path, manifest: Manifest) -> Path:
     """A checkpoint of that run's version 0."""
     (folder / "run.toml").write_text(render_toml(manifest))
-    signed, vault = sign_run(folder / "run.toml", Identity.generate())
-    versions: list[SignedVersion] = list(genesis_versions(signed, vault))
-    result_of(signed, vault, versions).save(folder / "theta.safetensors")
+    version_0(folder / "run.toml").save(folder / "theta.safetensors")
     return folder / "theta.safetensors"
 
 
@@ -227,9 +225,8 @@ def test_an_exported_model_is_version_0_of_a_new_run(manifest: Manifest, tmp_pat
             save_tensors(out / "early.safetensors", {"rotary.inv_freq": np.ones(3, np.float32)}, {})
         toml = tmp_path / f"{label}.toml"
         assert run(["run", "new", "tuned", "--preset", "micro", "--from", str(out), "--out", str(toml)]) == 0
-        signed, vault = sign_run(toml, Identity.generate())
-        assert signed.manifest.run.initial_name == "hub" and signed.manifest.run.name == "tuned"
-        theta = result_of(signed, vault, list(genesis_versions(signed, vault)))
+        theta = version_0(toml)
+        assert theta.manifest.run.initial_name == "hub" and theta.manifest.run.name == "tuned"
         assert theta.parameters.keys() == expected.parameters.keys()
         assert all(torch.equal(theta.parameters[n], value) for n, value in expected.parameters.items())
         if label == "ours":
@@ -299,10 +296,9 @@ def node(folder: Path, name: str, tokens: Path) -> Path:
 
 
 def result_without_tokenizer(folder: Path, name: str) -> Path:
-    signed, vault = sign_run(folder / f"{name}.toml", Identity.generate())
     out = folder / "alone" / "theta.safetensors"
     out.parent.mkdir()
-    result_of(signed, vault, list(genesis_versions(signed, vault))).save(out)
+    version_0(folder / f"{name}.toml").save(out)
     return out
 
 
@@ -379,26 +375,14 @@ def test_a_run_of_bytes_takes_no_tokenizer(
 
 def test_words_of_the_given_model_stay_with_its_run_s_checkpoint(tmp_path: Path, tokens: Path) -> None:
     """A checkpoint lies in no model's folder: what the manifest says is all that there is."""
-    folder = node(tmp_path, "one", tokens)
-    toml = tmp_path / "one.toml"
+    node(tmp_path, "one", tokens)
+    toml, source = tmp_path / "one.toml", tmp_path / "results" / "theta.safetensors"
     toml.write_text(toml.read_text().replace('chat_template = ""', 'chat_template = "{{x}}"'))
-    signed, vault = sign_run(toml, Identity.generate())
-    (tmp_path / "results").mkdir()
-    parameters = result_of(signed, vault, list(genesis_versions(signed, vault))).parameters
-    labels = load_labels(folder, tmp_path)
-    RunResult(signed.signed, signed.manifest, labels, parameters, tokens.read_bytes()).save(
-        tmp_path / "results" / "theta.safetensors"
-    )
+    source.parent.mkdir()
+    msgspec.structs.replace(version_0(toml), tokenizer=tokens.read_bytes()).save(source)
     again = tmp_path / "again.toml"
-    source = str(tmp_path / "results" / "theta.safetensors")
-    assert run(["run", "new", "again", "--from", source, "--out", str(again)]) == 0
+    assert run(["run", "new", "again", "--from", str(source), "--out", str(again)]) == 0
     assert load_manifest(again).export == ExportSection(chat_template="{{x}}")
-
-
-def load_labels(folder: Path, tmp_path: Path) -> tuple:
-    out = tmp_path / "first.safetensors"
-    assert run(["checkpoint", "--data-dir", str(folder), "--out", str(out)]) == 0
-    return load_result(out).labels
 
 
 def test_a_node_writes_the_tokenizer_beside_its_results(tmp_path: Path, tokens: Path) -> None:
@@ -440,19 +424,14 @@ NAME = os.fsdecode(b"Zo\xeb")
         ("ban", NAME, "peer"),
     ],
 )
-def test_a_flag_that_others_are_told_is_text(
-    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+def test_what_others_are_told_is_text_of_a_flag_and_of_the_environment(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(arguments) == 2
     said = capsys.readouterr().err
     flag = next((word for word in arguments if word.startswith("--")), "RUN")
     assert f"'{flag}'" in said and "must be UTF-8 text" in said
     assert len(said.splitlines()) == 2
-
-
-def test_a_name_out_of_the_environment_is_text(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("P2PDILOCO_NAME", NAME)
     assert run(["node"]) == 2
     assert "must be UTF-8 text" in capsys.readouterr().err
@@ -468,21 +447,11 @@ def test_a_model_is_started_from_and_written_in_such_folders(
     # Whoever reads the output gets a path that there is.
     assert capfdbinary.readouterr().out.strip() == os.fsencode(first)
     assert run(["run", "check", str(first)]) == 0
-    from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
-    from p2pdiloco.daemon.run_files.saved_state import result_of
-    from p2pdiloco.identity import Identity
 
-    signed, vault = sign_run(first, Identity.generate())
-    result_of(signed, vault, list(genesis_versions(signed, vault))).save(folder / "theta.safetensors")
-    export = [
-        "export",
-        "--checkpoint",
-        str(folder / "theta.safetensors"),
-        "--out",
-        str(tmp_path / f"x{NAME}"),
-    ]
-    assert run(export) == 0
-    given = ["--from", str(tmp_path / f"x{NAME}"), "--out", str(second)]
+    version_0(first).save(folder / "theta.safetensors")
+    out = str(tmp_path / f"x{NAME}")
+    assert run(["export", "--checkpoint", str(folder / "theta.safetensors"), "--out", out]) == 0
+    given = ["--from", out, "--out", str(second)]
     assert run(["run", "new", "second", "--preset", "micro", *given]) == 0
     assert load_manifest(second).run.initial_name == "xZo·"
 
@@ -505,8 +474,5 @@ def test_lines_for_machines_show_such_a_name() -> None:
     entry = json.loads(JsonFormatter().format(record))
     assert entry["message"] == "cannot read Zo\\udceb"
     assert entry["fields"] == {"path": "Zo\\udceb", "Zo\\udceb": ["Zo\\udceb"]}
-    assert json.loads(json_line({"a": Path(NAME), "b": 1.5, "c": None})) == {
-        "a": "Zo\\udceb",
-        "b": 1.5,
-        "c": None,
-    }
+    told = {"a": "Zo\\udceb", "b": 1.5, "c": None}
+    assert json.loads(json_line(told | {"a": Path(NAME)})) == told

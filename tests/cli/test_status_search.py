@@ -12,8 +12,8 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+from asking_kit import RUN, Network
 
-from p2pdiloco import WIRE_VERSION
 from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.hivemind_net import MAX_REASON, why_unreached
 from p2pdiloco.cli import live_result, status_command
@@ -21,60 +21,27 @@ from p2pdiloco.cli.status_command import NoNodes, Search, Unreachable
 from p2pdiloco.config.settings import BootstrapSettings, StatusSettings
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.display.snapshot import NodeState, StatusReport
-from p2pdiloco.daemon.front_door import FrontDoor
+from p2pdiloco.daemon.display.snapshot import StatusReport
 from p2pdiloco.daemon.notice import Notice, signed, with_word
 from p2pdiloco.daemon.run_files.known_runs import ListedRun, Way, WaysIn, change_ways
 from p2pdiloco.errors import PeerUnreachable, StorageError, UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
-
-RUN = "ab" * 32
-
-
-class Network:
-    """Peers of a run that answer as they are told, and visitors who ask."""
-
-    def __init__(self) -> None:
-        self.hub = MemoryNetwork()
-        self.peers: list[MemoryTransport] = []
-
-    def _transport(self) -> MemoryTransport:
-        return self.hub.transport(Identity.generate().peer_id, [])
-
-    async def add(self, state: NodeState | None, incarnation: int = 1, run: str = RUN) -> str:
-        """A member; without a state it refuses to answer. `run`: what it says that its answer is about."""
-        transport, door = self._transport(), FrontDoor()
-        if state is not None:
-            report = StatusReport(run_name="test", run_id=run, answered_by=transport.peer_id, state=state)
-            door.enter(RUN, None, SimpleNamespace(status=lambda now, audience: report))
-        await transport.start(door)
-        summary = wire.RunSummary(RUN, "test", transport.peer_id)
-        await transport.put_record(wire.RUNS_KEY, wire.encode(wire.RunList((summary,))), 60)
-        record = wire.Presence(WIRE_VERSION, incarnation, "x", tuple(transport.addresses()))
-        await transport.put_record(wire.members_key(RUN), wire.encode(record), 60)
-        self.peers.append(transport)
-        return transport.peer_id
-
-    async def ask(self, wanted: str = "", patience_s: float = 5.0) -> StatusReport:
-        visitor, search = self._transport(), Search(wanted, [])
-        await visitor.start(FrontDoor())
-        self.peers.append(visitor)
-        try:
-            async with asyncio.timeout(patience_s):
-                return (await search.reports(visitor, enough=1))[0]
-        except TimeoutError:
-            raise search.failure(patience_s) from None
+from p2pdiloco_lab.memory_net import MemoryTransport
 
 
 @pytest.fixture
 async def network() -> AsyncIterator[Network]:
-    made = Network()
-    try:
+    async with contextlib.aclosing(Network()) as made:
         yield made
-    finally:
-        for transport in made.peers:
-            await transport.close()
+
+
+async def ask(network: Network, wanted: str = "", patience_s: float = 5.0) -> StatusReport:
+    visitor, search = await network.visitor(), Search(wanted, [])
+    try:
+        async with asyncio.timeout(patience_s):
+            return (await search.reports(visitor, enough=1))[0]
+    except TimeoutError:
+        raise search.failure(patience_s) from None
 
 
 async def test_the_next_member_is_asked_when_one_refuses_or_is_dead_or_answers_nonsense(
@@ -84,25 +51,25 @@ async def test_the_next_member_is_asked_when_one_refuses_or_is_dead_or_answers_n
     await network.add("training", incarnation=4, run="cd" * 32)
     network.hub.kill(await network.add("training", incarnation=3))
     good = await network.add("training", incarnation=2)
-    assert (await network.ask("test")).answered_by == good
+    assert (await ask(network, "test")).answered_by == good
 
 
 async def test_a_member_that_is_still_catching_up_answers_only_if_nobody_else_does(network: Network) -> None:
     late = await network.add("catching up", incarnation=9)
-    assert (await network.ask()).answered_by == late
+    assert (await ask(network)).answered_by == late
     settled = await network.add("training", incarnation=1)
-    assert (await network.ask(RUN[:8])).answered_by == settled
+    assert (await ask(network, RUN[:8])).answered_by == settled
 
 
 async def test_failure_says_what_was_found(network: Network) -> None:
     with pytest.raises(Exception, match=r"listed no run within 1 s"):
-        await network.ask(patience_s=1.0)
+        await ask(network, patience_s=1.0)
     silent = await network.add(None)
     with pytest.raises(NoNodes, match=r"no member of run test answered within 1 s$") as nobody:
-        await network.ask(patience_s=1.0)
+        await ask(network, patience_s=1.0)
     assert nobody.value.details == [f"…{silent[-6:]}: not-a-member"]
     with pytest.raises(Exception, match='the peers know no run "other"') as caught:
-        await network.ask("other", patience_s=1.0)
+        await ask(network, "other", patience_s=1.0)
     assert caught.value.hint == f"they know: test ({RUN[:12]})"  # type: ignore[attr-defined]
 
 
@@ -130,12 +97,7 @@ async def test_who_wants_the_result_is_told_once_what_is_waited_for(
 ) -> None:
     @contextlib.asynccontextmanager
     async def visitor(_join: tuple[str, ...]) -> AsyncIterator[MemoryTransport]:
-        transport = network.hub.transport(Identity.generate().peer_id, [])
-        await transport.start(FrontDoor())
-        try:
-            yield transport
-        finally:
-            await transport.close()
+        yield await network.visitor()
 
     async def said(wanted: str) -> list[str]:
         with pytest.raises(Exception, match=r"within 1 s|the peers know no run"):
@@ -208,9 +170,7 @@ def open_run(mode: str, *seats: str) -> Any:
 
 async def believed(network: Network, run: Any) -> list[str]:
     """Peers whose parameters whoever only asks takes."""
-    visitor, search = network._transport(), Search("", [])
-    await visitor.start(FrontDoor())
-    network.peers.append(visitor)
+    visitor, search = await network.visitor(), Search("", [])
     reports = await search.reports(visitor)
     return [report.answered_by for report in await live_result._of_seats(visitor, run, search, reports, ())]
 

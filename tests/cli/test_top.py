@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from asking_kit import RUN, Network
 from deadlines import within_s
 from msgspec import structs
 from rich.cells import cell_len
@@ -35,18 +36,12 @@ from p2pdiloco.cli.top import (
 )
 from p2pdiloco.config.settings import TopSettings
 from p2pdiloco.core.api.reasons import LossFinding
-from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.budgets import LISTING_S, REPORT_BYTES
-from p2pdiloco.daemon.display.logs import Audience
 from p2pdiloco.daemon.display.snapshot import CourseRow, FragmentRow, PeerRow, StatusReport, encode_status
 from p2pdiloco.daemon.display.terminal import Move, told_apart
-from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.errors import PeerUnreachable
-from p2pdiloco.identity import Identity
-from p2pdiloco.release import WIRE_VERSION
-from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco_lab.memory_net import MemoryTransport
 
-RUN = "ab" * 32
 HOSTILE = "\x1b[2Jevil\u202e\r\n"
 
 
@@ -240,46 +235,12 @@ def test_a_line_says_who_is_not_well() -> None:
 # --- who is asked --------------------------------------------------------------------------------
 
 
-class Network:
-    def __init__(self) -> None:
-        self.hub = MemoryNetwork()
-        self.transports: list[MemoryTransport] = []
-        self.asked: list[str] = []
-
-    async def visitor(self) -> MemoryTransport:
-        transport = self.hub.transport(Identity.generate().peer_id, [])
-        self.transports.append(transport)
-        await transport.start(FrontDoor())
-        return transport
-
-    async def add(self) -> str:
-        transport, door = self.hub.transport(Identity.generate().peer_id, []), FrontDoor()
-        self.transports.append(transport)
-        peer = transport.peer_id
-
-        def status(_now: float, _reader: Audience) -> StatusReport:
-            self.asked.append(peer)
-            return report(peer)
-
-        door.enter(RUN, None, SimpleNamespace(status=status))
-        await transport.start(door)
-        record = wire.Presence(WIRE_VERSION, 1, "x", tuple(transport.addresses()))
-        await transport.put_record(wire.members_key(RUN), wire.encode(record), 60)
-        summary = wire.RunSummary(RUN, "test", peer)
-        await transport.put_record(wire.RUNS_KEY, wire.encode(wire.RunList((summary,))), 60)
-        return peer
-
-
 @pytest.fixture
 async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
     for name, value in {"TICK_S": 0.001, "LEAST_S": 0.01, "LOOK_AGAIN_S": 0.05, "DOUBT_S": 30.0}.items():
         monkeypatch.setattr(top, name, value)
-    made = Network()
-    try:
+    async with contextlib.aclosing(Network()) as made:
         yield made
-    finally:
-        for transport in made.transports:
-            await transport.close()
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from scripted_learner import MOVE, ScriptedLearner
 from p2pdiloco.adapters.data_dir import own_peer
 from p2pdiloco.adapters.result_file import checksum, save_tensors
 from p2pdiloco.adapters.run_store import RunStore
-from p2pdiloco.config.manifest import EndSection
+from p2pdiloco.config.manifest import EndSection, Manifest, run_id, sign_manifest
 from p2pdiloco.config.presets import for_run, with_seats
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.core.api.config import Timing
@@ -44,7 +45,8 @@ from p2pdiloco.daemon.member import Life, Member, OwnPeer
 from p2pdiloco.daemon.payloads import Compute
 from p2pdiloco.daemon.run_files import served_runs as signing
 from p2pdiloco.daemon.run_files.known_runs import PublishedRun
-from p2pdiloco.daemon.run_files.run import Run, open_run, sign_run
+from p2pdiloco.daemon.run_files.run import Run, genesis_versions, open_run, sign_run
+from p2pdiloco.daemon.run_files.saved_state import RunResult, result_of
 from p2pdiloco.daemon.run_files.shared_files import initial_beside
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
@@ -67,6 +69,8 @@ QUICK = Timing(
     member_ttl_s=3.0,
 )
 PATIENCE_S = 20.0
+FORGETFUL = {"log_versions": 2, "term_versions": 2, "max_base_age_versions": 2}
+"""Of a group whose members keep few versions: see `signed_run`."""
 
 
 def at_once(work: Callable[[], Any]) -> Future[Any]:
@@ -128,8 +132,15 @@ def write_given(path: Path, name: str) -> dict[str, np.ndarray]:
     return parameters
 
 
+def version_0(file: Path) -> RunResult:
+    """The parameters of version 0 of the run in this file, which is signed."""
+    signed, vault = sign_run(file, Identity.generate())
+    return result_of(signed, vault, list(genesis_versions(signed, vault)))
+
+
 async def served_runs(data_dir: Path, *files: Path) -> list[PublishedRun]:
     """List what a bootstrap serves that is started with these. It signs in this process, which has torch."""
+    data_dir.mkdir(exist_ok=True)  # noqa: ASYNC240  (nothing else is to be done in the meantime)
     settings = BootstrapSettings(data_dir=data_dir, run=files)
 
     async def sign(data_dir: Path, files: Sequence[Path], _log: str) -> None:
@@ -137,6 +148,20 @@ async def served_runs(data_dir: Path, *files: Path) -> list[PublishedRun]:
 
     with mock.patch.object(bootstrap, "sign_apart", sign):
         return await bootstrap._served_runs(settings, asyncio.Event())
+
+
+async def peer_on(hub: MemoryNetwork, door: FrontDoor | None = None) -> MemoryTransport:
+    """A peer that has started, and serves nothing unless its door does."""
+    transport = hub.transport(Identity.generate().peer_id)
+    await transport.start(door or FrontDoor())
+    return transport
+
+
+def published(manifest: Manifest) -> PublishedRun:
+    """A run as whoever looks at it finds it. No version 0 of it was made."""
+    owner = Identity.generate()
+    signed = sign_manifest(manifest, bytes(32), owner, owner.peer_id)
+    return PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
 
 
 class QuickMember(Member):
@@ -277,6 +302,18 @@ class Neighbourhood:
             await until(
                 lambda c=chain: all(c.marks.stamp(p) > before[p] for p in mine), "all merged, here too"
             )
+
+
+@contextlib.asynccontextmanager
+async def neighbours(
+    folder: Path, *names: str, timing: Timing = QUICK, group: Mapping[str, int] | None = None, **first: Any
+) -> AsyncIterator[tuple[Any, ...]]:
+    """A neighbourhood, and its members of these names, which have its seats; without a name one that is
+    called "one". `group`: see `signed_run`. `first`: settings of the first one, which begins the run."""
+    seats = names or ("one",)
+    async with Neighbourhood(folder, timing, seats=seats, **(group or {})) as around:
+        begins = await around.member(seats[0], genesis=True, **first)
+        yield around, begins, *[await around.member(name) for name in seats[1:]]
 
 
 class Rogue:

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from daemon_kit import signed_run
+from daemon_kit import peer_on, published, signed_run
 from deadlines import within_s
 
-from p2pdiloco.config.manifest import Manifest, run_id, sign_manifest
+from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import PRESETS, for_run
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.values import size_text
@@ -56,12 +56,6 @@ def own_loop(*parameters: str) -> Manifest:
     base = for_run("micro", "run")
     section = msgspec.structs.replace(base.run, task=OWN_LOOP, initial="0" * 64)
     return msgspec.structs.replace(base, run=section, model={"parameters": list(parameters)})
-
-
-def published(manifest: Manifest) -> PublishedRun:
-    owner = Identity.generate()
-    signed = sign_manifest(manifest, bytes(32), owner, owner.peer_id)
-    return PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
 
 
 LARGE = manifest_of(layers=24, width=3072, heads=16, hidden_width=8192)
@@ -142,13 +136,11 @@ def test_looking_needs_no_torch_and_little_memory() -> None:
 
 async def beside_a_bootstrap(run: PublishedRun, hub: MemoryNetwork) -> MemoryTransport:
     """Our transport, where another peer serves and lists the run."""
-    bootstrap, me = (hub.transport(Identity.generate().peer_id) for _ in range(2))
     door = FrontDoor()
     door.add_run(run)
-    await bootstrap.start(door)
+    bootstrap = await peer_on(hub, door)
     await bootstrap.put_record(wire.RUNS_KEY, wire.encode(wire.RunList((run.summary(),))), 60.0)
-    await me.start(FrontDoor())
-    return me
+    return await peer_on(hub)
 
 
 @pytest.mark.usefixtures("small_machine")

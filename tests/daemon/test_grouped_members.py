@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from daemon_kit import Neighbourhood, QuickMember, until
+from daemon_kit import QuickMember, neighbours, until
 
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp, signed_bytes
 from p2pdiloco.core.api.versions import PartialHeader, SignedPartial
@@ -21,14 +21,11 @@ from p2pdiloco.tensors.merge import partial_bytes
 NAMES = ("one", "two", "three", "four", "five")
 
 
-async def gather(around: Neighbourhood) -> list[QuickMember]:
-    members = [await around.member(NAMES[0], genesis=True)]
-    return members + [await around.member(name) for name in NAMES[1:]]
+GROUPED = {"size": 2, "expected_members": 5}
 
 
 async def test_every_contribution_of_every_group_is_merged_once(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=NAMES, size=2, expected_members=5, term_versions=2) as around:
-        members = await gather(around)
+    async with neighbours(tmp_path, *NAMES, group=GROUPED | {"term_versions": 2}) as (around, *members):
         rounds = 6
         for _ in range(rounds):
             await around.round(*members)
@@ -59,8 +56,7 @@ async def test_every_contribution_of_every_group_is_merged_once(tmp_path: Path) 
 
 @pytest.mark.long
 async def test_a_vanished_root_costs_no_contribution_of_the_others(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=NAMES, size=2, expected_members=5, term_versions=3) as around:
-        members = await gather(around)
+    async with neighbours(tmp_path, *NAMES, group=GROUPED | {"term_versions": 3}) as (around, *members):
         await around.round(*members)
         header = members[0].core.fragments[0].chain.header
         root = next(m for m in members if m.core.shared.me == header.syncer)
@@ -74,8 +70,7 @@ async def test_a_vanished_root_costs_no_contribution_of_the_others(tmp_path: Pat
 
 
 async def test_a_run_that_outgrows_one_group_falls_into_several_by_itself(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=NAMES, size=2, term_versions=2) as around:
-        members = await gather(around)
+    async with neighbours(tmp_path, *NAMES, group={"size": 2, "term_versions": 2}) as (around, *members):
         assert {m.core.fragments[0].chain.header.groups for m in members} == {1}
         rounds = 5
         for _ in range(rounds):
@@ -119,10 +114,8 @@ def pass_for_syncer(patch: pytest.MonkeyPatch, post: GroupPost, group: str, peer
 async def test_false_partials_are_refused_on_sight_and_rounds_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(
-        tmp_path, seats=NAMES, size=2, expected_members=5, term_versions=999, log_versions=999
-    ) as around:
-        members = await gather(around)
+    long = {"term_versions": 999, "log_versions": 999}
+    async with neighbours(tmp_path, *NAMES, group=GROUPED | long) as (around, *members):
         await around.round(*members)
         rogue = await around.rogue()
         size = partial_bytes(rogue.run.layouts[0])

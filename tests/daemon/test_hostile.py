@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from daemon_kit import Neighbourhood, QuickMember, Rogue, until
+from daemon_kit import Neighbourhood, QuickMember, Rogue, neighbours, until
 
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.core.api.messages import MAX_MESSAGE_BYTES, Announce, Leaving, OfficeQuery, Progress
@@ -50,8 +50,7 @@ BAD_MESSAGES: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("case", BAD_MESSAGES)
 async def test_a_bad_message_is_refused_counted_and_forgotten(case: str, tmp_path: Path) -> None:
     reason, make = BAD_MESSAGES[case]
-    async with Neighbourhood(tmp_path) as around:
-        member = await around.member("one", genesis=True)
+    async with neighbours(tmp_path) as (around, member):
         rogue = await around.rogue()
         with pytest.raises(RemoteError) as refused:
             await rogue.transport.send(member.core.shared.me, make(rogue), 2.0)
@@ -62,8 +61,7 @@ async def test_a_bad_message_is_refused_counted_and_forgotten(case: str, tmp_pat
 
 
 async def test_an_oversized_message_is_refused_unread(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
-        member = await around.member("one", genesis=True)
+    async with neighbours(tmp_path) as (around, member):
         rogue = await around.rogue()
         reply = await rogue.transport._call(member.core.shared.me, bytes(MAX_MESSAGE_BYTES + 1), 2.0)
         assert reply.startswith(b"\1oversized") and member.transport.refusals == {"oversized": 1}
@@ -71,9 +69,7 @@ async def test_an_oversized_message_is_refused_unread(tmp_path: Path) -> None:
 
 
 async def test_a_good_bye_is_its_senders_and_nobody_elses(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
         rogue = await around.rogue()
         peer = two.core.shared.me
         leaving = encode_message(around.run.id, Leaving(two.core.shared.incarnation))
@@ -102,8 +98,7 @@ BAD_LABELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 async def test_bad_labels_are_refused_on_sight_and_rounds_go_on(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
-        member = await around.member("one", genesis=True)
+    async with neighbours(tmp_path) as (around, member):
         await around.round(member)  # in office now
         rogue = await around.rogue()
         payload = rogue.payload(member)
@@ -126,8 +121,7 @@ def not_a_number(payload: bytearray) -> bytes:
 
 
 async def test_bad_payloads_are_refused_when_they_are_here(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
-        member = await around.member("one", genesis=True)
+    async with neighbours(tmp_path) as (around, member):
         await around.round(member)
         rogue = await around.rogue()
         honest = rogue.payload(member)
@@ -156,8 +150,7 @@ async def test_bad_payloads_are_refused_when_they_are_here(tmp_path: Path) -> No
 
 
 async def test_a_replayed_contribution_is_merged_once(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
-        member = await around.member("one", genesis=True)
+    async with neighbours(tmp_path) as (around, member):
         await around.round(member)
         rogue, thief = await around.rogue(), await around.rogue()
         payload = rogue.payload(member)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 import torch
-from daemon_kit import Neighbourhood, QuickMember, Rogue, short_run, until
+from daemon_kit import Neighbourhood, QuickMember, Rogue, neighbours, short_run, until
 from scripted_learner import ScriptedLearner
 
 from p2pdiloco.adapters.spool import Spool
@@ -40,9 +40,7 @@ from p2pdiloco.learner import channel as ch
 async def test_a_round_moves_everybody_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
         for _ in range(3):
             await around.round(one, two)
         await until(lambda: one.head() == two.head(), "equal heads")
@@ -78,9 +76,7 @@ async def test_who_has_few_seats_for_company_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_dead_learner_starts_again_from_the_vault(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
         await around.round(one, two)
         tokens = one.head().tokens
         one.learner.contribute(0)
@@ -98,9 +94,7 @@ async def test_a_dead_learner_starts_again_from_the_vault(tmp_path: Path) -> Non
 
 
 async def test_a_process_started_ahead_that_dies_is_replaced_when_it_is_needed(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
         await around.end(two)
         around.hub.cut(one.core.shared.me, two.core.shared.me)
         waiting = await around.member("two", trained=False)
@@ -115,8 +109,7 @@ async def test_a_process_started_ahead_that_dies_is_replaced_when_it_is_needed(t
 
 
 async def test_three_learners_in_a_row_that_make_no_step_end_the_node_with_their_hint(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
-        one = await around.member("one", genesis=True)
+    async with neighbours(tmp_path) as (_, one):
         link, restart = one.learner_link, one.learner_link._restart
         link._restart = lambda pause_s: restart(0.0)  # type: ignore[method-assign]
         for lives in ((False, False), (True,), (False, False, False)):  # a step in between: it begins anew
@@ -135,8 +128,7 @@ async def test_a_learner_that_hangs_is_ended_and_another_one_trains(
 ) -> None:
     monkeypatch.setattr(learner_link, "TICK_S", 0.001)  # a tick still counts for all of its seconds
     caplog.set_level(logging.INFO)
-    async with Neighbourhood(tmp_path) as around:
-        one = await around.member("one", genesis=True)
+    async with neighbours(tmp_path) as (around, one):
         await around.round(one)
         bases = one.learner.bases
         await until(lambda: "nothing has been heard of the learner for 60 s" in caplog.text, "a warning")
@@ -147,9 +139,7 @@ async def test_a_learner_that_hangs_is_ended_and_another_one_trains(
 async def test_the_core_hears_that_a_payload_is_about_to_be_whole_before_it_hears_an_answer(
     tmp_path: Path,
 ) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
         await around.round(one, two)
         await until(lambda: not two.learner.slot_in_use, "a free slot")
         heard: list[type] = []
@@ -168,8 +158,7 @@ async def test_the_core_hears_that_a_payload_is_about_to_be_whole_before_it_hear
 
 
 async def test_alone_it_goes_on_from_what_it_saved_after_a_while(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
-        one = await around.member("one", genesis=True)
+    async with neighbours(tmp_path) as (around, one):
         for _ in range(3):
             await around.round(one)
         head = one.head()
@@ -183,8 +172,7 @@ async def test_alone_it_goes_on_from_what_it_saved_after_a_while(tmp_path: Path)
 
 async def test_saved_updates_are_applied_with_their_own_steps(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
     """One inner step makes its share of a step of momentum, on the way back too."""
-    async with Neighbourhood(tmp_path) as around:
-        one = await around.member("one", genesis=True)
+    async with neighbours(tmp_path) as (around, one):
         for _ in range(4):
             await around.round(one)
         head, steps = one.head(), one.core.fragments[0].chain.header.longest_steps()
@@ -206,8 +194,7 @@ async def test_without_genesis_and_without_peers_it_waits(tmp_path: Path, caplog
 
 async def test_an_overwrite_makes_the_copy_under_way_void(tmp_path: Path) -> None:
     """The chain has a contribution of ours that this life cannot name: θ is taken as it is there."""
-    async with Neighbourhood(tmp_path) as around:
-        one = await around.member("one", genesis=True)
+    async with neighbours(tmp_path) as (around, one):
         await around.round(one)
         link = one.learner_link
         link._slots[0].next = "overwrite"
@@ -222,9 +209,7 @@ async def test_an_overwrite_makes_the_copy_under_way_void(tmp_path: Path) -> Non
 
 
 async def test_versions_that_come_while_one_is_installed_are_folded(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
         await around.round(one, two)
         await until(lambda: one.head() == two.head(), "equal heads")
         link, sent = one.learner_link, len(one.learner.commands)
@@ -253,8 +238,7 @@ async def test_versions_that_come_while_one_is_installed_are_folded(tmp_path: Pa
 
 
 async def test_a_status_has_one_count_of_merged_tokens(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
-        one = await around.member("one", genesis=True)
+    async with neighbours(tmp_path) as (around, one):
         await around.round(one, fragment=1)
         told = one.report.status(0.0)
         assert told.run_tokens == told.course.tokens == 256 // 4, "the mean over fragments"
@@ -266,9 +250,7 @@ async def test_a_status_has_one_count_of_merged_tokens(tmp_path: Path) -> None:
 
 
 async def test_leaving_sends_what_there_is_and_comes_back_where_it_was(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
         await around.round(one, two)
         await until(lambda: not two.learner.slot_in_use, "a free slot")
         tokens, me = one.head().tokens, two.core.shared.me
@@ -289,9 +271,7 @@ async def test_leaving_sends_what_there_is_and_comes_back_where_it_was(tmp_path:
 
 
 async def test_what_nobody_answered_before_it_left_is_taken_up_again(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
         await around.round(one, two)
         # Who is syncer merges its own work also when it is cut off: the other one goes.
         goes = two if await around.syncer(one, two) is one else one
@@ -308,10 +288,8 @@ async def test_what_nobody_answered_before_it_left_is_taken_up_again(tmp_path: P
         assert again.learner.restored == ("all",) * 4
 
 
-async def left_by_two(around: Neighbourhood) -> Path:
+async def left_by(two: QuickMember, one: QuickMember, around: Neighbourhood) -> Path:
     """The note of a member's orderly end, which another one outlives."""
-    one = await around.member("one", genesis=True)
-    two = await around.member("two")
     await around.round(one, two)
     await around.end(two, orderly=True)
     return two.store.folder / FILE
@@ -320,8 +298,8 @@ async def left_by_two(around: Neighbourhood) -> Path:
 async def test_a_learner_that_dies_before_it_contributes_has_used_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        note, start, given = await left_by_two(around), ScriptedLearner.start, list[tuple[str, ...]]()
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
+        note, start, given = await left_by(two, one, around), ScriptedLearner.start, list[tuple[str, ...]]()
 
         async def dies_twice(
             learner: ScriptedLearner, bases: list[ch.BaseRef], path: Path | None, restore: tuple[str, ...]
@@ -344,8 +322,8 @@ async def test_a_learner_that_dies_before_it_contributes_has_used_nothing_up(
 
 
 async def test_who_leaves_before_its_learner_made_anything_leaves_what_it_found(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        note = await left_by_two(around)
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
+        note = await left_by(two, one, around)
         left = note.read_bytes()
         again = await around.member("two")
         again.learner_link._ready = False
@@ -361,23 +339,23 @@ async def test_who_leaves_before_its_learner_made_anything_leaves_what_it_found(
 
 
 async def test_a_note_that_cannot_be_removed_ends_the_node_and_nothing_goes_out(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        note = await left_by_two(around)
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
+        note = await left_by(two, one, around)
         again = await around.member("two")
         note.unlink()
         note.mkdir()
         tickets = len(again.holdings.tickets)
         again.learner.contribute(0)
         await again.learner_link.save()
-        fatal = again.learner_link.fatal
-        assert isinstance(fatal.exception(), UserError) and len(again.holdings.tickets) == tickets
+        fatal = again.learner_link.fatal.exception()
+        assert isinstance(fatal, UserError) and "resume.json cannot be removed" in str(fatal)
+        assert len(again.holdings.tickets) == tickets
         assert not any(isinstance(command, ch.Save) for command in again.learner.commands)
         note.rmdir()
 
 
 async def test_nothing_is_on_its_way_any_more_when_it_is_noted_what_is_left(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
-        one = await around.member("one", genesis=True)
+    async with neighbours(tmp_path) as (around, one):
         own, under_way = one.core.fragments[0].own, []
         noted = own.unmerged
         own.unmerged = lambda: (under_way.append(len(one.runner._offers)), noted())[1]  # type: ignore[method-assign]
@@ -424,9 +402,7 @@ async def test_a_push_that_is_under_way_at_the_end_is_cut_and_is_no_bug(
 
 async def test_what_was_merged_at_the_very_end_is_not_saved_as_unmerged(tmp_path: Path) -> None:
     """The last version comes while the learner is in an inner step: it is told before it saves."""
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
         await around.round(one, two)
         obeyed, stopped = two.learner._obey, two.learner.stop
         loop = asyncio.get_running_loop()
@@ -446,9 +422,7 @@ async def test_what_was_merged_at_the_very_end_is_not_saved_as_unmerged(tmp_path
 
 
 async def test_while_leaving_nothing_new_is_taken_in(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
         await around.round(one, two)
         two.post.put(LeaveRequested())
         await until(two.runner.departure.done, "it to have left")  # in far less than its whole patience
@@ -460,8 +434,7 @@ async def test_while_leaving_nothing_new_is_taken_in(tmp_path: Path) -> None:
 
 
 async def test_a_learner_that_could_not_save_leaves_no_note(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path) as around:
-        one = await around.member("one", genesis=True)
+    async with neighbours(tmp_path) as (around, one):
         await around.round(one)
         one.learner.save_works = False
         await around.end(one, orderly=True)
@@ -469,16 +442,13 @@ async def test_a_learner_that_could_not_save_leaves_no_note(tmp_path: Path) -> N
 
 
 async def test_a_node_that_never_trained_leaves_the_note_of_its_last_life(tmp_path: Path) -> None:
-    async with Neighbourhood(tmp_path, seats=("one", "two")) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
-        await around.round(one, two)
-        await around.end(two, orderly=True)
-        note = (two.store.folder / FILE).read_bytes()
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
+        note = await left_by(two, one, around)
+        left = note.read_bytes()
         around.hub.cut(one.core.shared.me, two.core.shared.me)
         impatient = await around.member("two", trained=False)
         await around.end(impatient, orderly=True)
-        assert (two.store.folder / FILE).read_bytes() == note
+        assert note.read_bytes() == left
 
 
 # A run that comes to its end: learners stop, nodes say so, save, and go on giving.

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from daemon_kit import signed_run, until, version
+from daemon_kit import peer_on, signed_run, until, version
 from presence_kit import our_record
 
 from p2pdiloco import WIRE_VERSION
@@ -25,7 +25,7 @@ from p2pdiloco.daemon.front_door import FrontDoor
 from p2pdiloco.daemon.network.discovery import REDIAL_HIDDEN_S, Presence, publish_runs
 from p2pdiloco.daemon.payloads import Tickets, UpdateLog
 from p2pdiloco.daemon.run_files.saved_state import FILE, Resume, write_resume
-from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, UserError
+from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError
 from p2pdiloco.identity import Identity
 from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
 
@@ -176,9 +176,7 @@ async def test_presence_reads_what_it_can_and_ignores_the_rest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, hub = signed_run(tmp_path), MemoryNetwork()
-    transports = {name: hub.transport(Identity.generate().peer_id) for name in ("me", "new", "old", "odd")}
-    for transport in transports.values():
-        await transport.start(FrontDoor())
+    transports = {name: await peer_on(hub) for name in ("me", "new", "old", "odd")}
     key, addresses = wire.members_key(run.id), ("/memory/p2p/x",)
     records = {
         "new": wire.encode(wire.Presence(WIRE_VERSION, 7, "newcomer", addresses)),
@@ -218,12 +216,11 @@ async def test_in_a_run_larger_than_a_group_only_some_are_dialled_and_all_are_li
     me = Book(hub, Identity.generate().peer_id)
     await me.start(FrontDoor())
     addresses = ("/memory/p2p/x",)
-    peers = [Identity.generate().peer_id for _ in range(9)]
-    for peer in peers:
-        transport = hub.transport(peer)
-        await transport.start(FrontDoor())
-        record = wire.encode(wire.Presence(WIRE_VERSION, 7, "", addresses))
+    record = wire.encode(wire.Presence(WIRE_VERSION, 7, "", addresses))
+    others = [await peer_on(hub) for _ in range(9)]
+    for transport in others:
         await transport.put_record(wire.members_key(run.id), record, 60.0)
+    peers = [transport.peer_id for transport in others]
     seen: list[ev.PresenceSeen] = []
     presence = Presence(me, run.id, our_record(), seen.append, dial_at_once=4)  # type: ignore[arg-type]
     for _ in range(3):
@@ -249,9 +246,7 @@ async def test_those_that_cannot_be_dialled_are_tried_now_and_then_however_many_
 
 async def test_our_own_record_and_our_runs_are_published(tmp_path: Path) -> None:
     run, hub = signed_run(tmp_path), MemoryNetwork()
-    me, other = hub.transport(Identity.generate().peer_id), hub.transport(Identity.generate().peer_id)
-    await me.start(FrontDoor())
-    await other.start(FrontDoor())
+    me, other = await peer_on(hub), await peer_on(hub)
     presence = Presence(me, run.id, our_record(42), lambda event: None)
     tasks = [
         asyncio.create_task(presence.publish()),
@@ -302,12 +297,6 @@ def test_without_a_sound_note_nothing_is_taken(content: bytes | None, tmp_path: 
     assert note.modes() == ("none", "none")
     asyncio.run(note.use_up())
     assert [file.name for file in tmp_path.iterdir()] == ([] if content is None else [FILE + ".corrupt"])
-
-
-async def test_a_note_that_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / FILE).mkdir()
-    with pytest.raises(UserError, match=r"resume\.json cannot be removed"):
-        await Resume(tmp_path, core_that_takes([])).use_up()
 
 
 def test_a_note_that_cannot_be_written_is_said_and_leaves_nothing(

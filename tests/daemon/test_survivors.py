@@ -1,13 +1,19 @@
-"""Real tensors through a partition and the death of all: nothing trained is lost, one chain remains."""
+"""Real tensors through a partition, the death of all, and full disks: nothing trained is lost, one chain
+remains."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import pytest
-from daemon_kit import QUICK, Neighbourhood, QuickMember, until
+from daemon_kit import QUICK, Neighbourhood, QuickMember, neighbours, until
+
+from p2pdiloco.adapters.data_dir import Files
+from p2pdiloco.daemon.member import UPDATES_IN_MEMORY
 
 TOKENS = 256
 """Tokens of every contribution."""
@@ -26,9 +32,7 @@ async def saved(member: QuickMember) -> None:
 
 async def test_a_healed_partition_keeps_the_work_of_both_sides(tmp_path: Path) -> None:
     timing = msgspec.structs.replace(QUICK, suspect_s=0.5, member_ttl_s=1.0, redial_s=0.2)
-    async with Neighbourhood(tmp_path, timing, seats=("one", "two", "three")) as around:
-        one = await around.member("one", genesis=True)
-        two, three = await around.member("two"), await around.member("three")
+    async with neighbours(tmp_path, "one", "two", "three", timing=timing) as (around, one, two, three):
         await around.round(one, two, three)
         await until(lambda: same(one, two, three), "one head")
         apart = [(one, three), (two, three)]
@@ -82,3 +86,84 @@ async def test_when_all_died_the_heaviest_saved_state_goes_on(tmp_path: Path) ->
         assert any(reason.endswith("the heaviest of 2 that return") for reason in reasons), reasons
         await around.round(*back)
         await asyncio.gather(*(until(lambda: same(*back), "one head") for _ in back))
+
+
+# A member whose disk is full, alone or beside others.
+
+
+class FullDisk(Files):
+    """ENOSPC while `full`, for all that this member writes of its run."""
+
+    def __init__(self, member: QuickMember) -> None:
+        super().__init__()
+        self.full = True
+        member.store._files = member.store._votes._files = self
+
+    def write(self, file: BinaryIO, data: bytes | bytearray | memoryview) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(file, data)
+
+
+async def test_older_updates_are_given_from_the_disk(tmp_path: Path) -> None:
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
+        for _ in range(UPDATES_IN_MEMORY + 2):
+            await around.round(one, two)
+        assert one.holdings.updates.get(0, 1) is None, "no longer in memory"
+        await until(lambda: (one.store.folder / "updates/000/1.update").exists(), "its file")
+        found = await one.chain.update_of(0, 1)
+        assert found is not None and found[0] == one.core.fragments[0].chain.logged(1)
+        assert one.compute.vault.check_payload(0, found[1], found[0].header.codec) is None
+        assert await one.chain.update_of(0, 999) is None
+
+
+async def test_a_full_disk_costs_an_office_not_a_contribution(tmp_path: Path) -> None:
+    async with neighbours(tmp_path, "one", "two", "three") as (around, one, *others):
+        await around.round(one, *others)
+        disk = FullDisk(one)
+        published = len([e for e in one.records("publish") if "digest" in e])
+        # Whoever is in office, it must end with one that can save; nothing that was made is lost.
+        await around.round(one, *others)
+        await around.round(one, *others)
+        assert one.head().tokens == 9 * 256
+        assert len([e for e in one.records("publish") if "digest" in e]) == published
+        await one.checkpoints.save()
+        assert "not saved" in one.records("checkpoint")[-1]["reason"]
+        disk.full = False
+        await one.checkpoints.save()
+        assert one.records("checkpoint")[-1]["reason"] == "all fragments are saved"
+        await around.round(one, *others)
+
+
+async def test_of_two_members_one_with_a_full_disk_does_not_stop_the_other(tmp_path: Path) -> None:
+    async with neighbours(tmp_path, "one", "two") as (around, one, two):
+        await around.round(one, two)
+        disk = FullDisk(two)
+        for _ in range(8):  # more than a term: offices are filled again, by one vote of one
+            await around.round(one, two)
+        assert one.head().tokens == two.head().tokens == 9 * 2 * 256
+        assert [row.votes for row in one.report.snapshot(0.0).peers] == [False]
+        disk.full = False
+        await until(lambda: two.core.shared.vote_disk.works, "the vote that is tried again")
+        await until(lambda: [row.votes for row in one.report.snapshot(0.0).peers] == [True], "the word of it")
+        for _ in range(8):
+            await around.round(one, two)
+        assert len(two.records("disk")) == 2
+
+
+async def test_a_full_disk_alone_waits_and_goes_on(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
+    async with neighbours(tmp_path) as (around, one):
+        await around.round(one)
+        disk = FullDisk(one)
+        number = one.number()
+        one.learner.contribute(0)
+        await until(
+            lambda: any("could not be saved" in e["reason"] for e in one.records("publish")), "a refused save"
+        )
+        await until(lambda: len(one.records("election")) > 4, "some tries more")
+        told = [r.message for r in caplog.records if "the disk is full" in r.message]
+        assert len(told) == 1, "whichever files could not be saved, and however often"
+        assert one.number() == number  # nothing that is not durable is announced or applied
+        disk.full = False
+        await until(lambda: one.number() == number + 1, "the contribution to be merged after all")
+        assert one.head().tokens == 2 * 256

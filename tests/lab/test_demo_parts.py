@@ -97,13 +97,10 @@ def test_words_and_units_are_those_of_what_is_trained(
     pyplot.close("all")
 
 
-def test_equal_chains_agree_and_every_shared_version_is_compared() -> None:
+def test_every_shared_version_is_compared_and_an_injected_disagreement_is_named(chronicle: Chronicle) -> None:
     one = HeldVersions("one", {0: {1: "a", 2: "b"}, 1: {1: "x"}})
     two = HeldVersions("two", {0: {2: "b", 3: "c"}})
     assert conflicts([one, two]) == ([], 1)
-
-
-def test_an_injected_disagreement_is_found_and_named(chronicle: Chronicle) -> None:
     chronicle.feed(version("one", "publish", 1, "aaaa", fragment=1))
     chronicle.feed(version("two", "apply", 1, "aaaa", fragment=1))
     assert conflicts(held_by_traces(chronicle.nodes.values()))[0] == []

@@ -1,4 +1,4 @@
-"""Shaped links for real, where the system allows them: rate, delay, loss, cuts, and that nothing is left."""
+"""Namespaces and shaped links for real, where the system allows them: rates, cuts, splits; nothing stays."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from deadlines import Deadline, within_s
 
-from p2pdiloco_lab.namespaces import LinksRefused
+from p2pdiloco_lab.namespaces import NETWORK, Links, LinksRefused, free_number
 from shaped.homes import Shape, ShapedLinks
 
 pytestmark = pytest.mark.process
@@ -38,19 +39,37 @@ print(best)
 """
 
 
-@pytest.fixture
-def links() -> Iterator[ShapedLinks]:
+def shown(*words: str) -> str:
+    """What `ip` shows."""
+    return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
+
+
+def made_of(kind: type) -> Iterator[Any]:
     try:
-        made = ShapedLinks()
+        made = kind()
     except LinksRefused as error:
         pytest.skip(f"{error}; {error.hint}")
     try:
         yield made
     finally:
         made.close()
-    shown = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
-    spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    assert made._tag not in shown + spaces and made._switch.poll() is not None
+    assert made._tag not in shown("-o", "link") + shown("netns", "list")
+    assert kind is Links or made._switch.poll() is not None
+
+
+@pytest.fixture(params=[Links, ShapedLinks])
+def any_links(request: pytest.FixtureRequest) -> Iterator[Links | ShapedLinks]:
+    yield from made_of(request.param)
+
+
+@pytest.fixture
+def bridge() -> Iterator[Links]:
+    yield from made_of(Links)
+
+
+@pytest.fixture
+def links() -> Iterator[ShapedLinks]:
+    yield from made_of(ShapedLinks)
 
 
 def reaches(words: list[str], address: str, port: int, size: int = 1, timeout_s: float = 10) -> bool:
@@ -70,7 +89,8 @@ def serve(server: socket.socket) -> int:
     return total
 
 
-def test_a_home_can_be_cut_off_and_a_split_heals(links: ShapedLinks) -> None:
+def test_a_home_can_be_cut_off_and_a_split_heals(any_links: Links | ShapedLinks) -> None:
+    links = any_links
     inside = {node: links.add(node)[0] for node in ("a", "b")}
     with socket.create_server((links.address, 0)) as server, ThreadPoolExecutor(1) as pool:
         port = server.getsockname()[1]
@@ -86,6 +106,11 @@ def test_a_home_can_be_cut_off_and_a_split_heals(links: ShapedLinks) -> None:
         links.split(["b"])
         assert reached("a") and cut_off("b")
         links.heal(["b"])
+        assert reached("b")
+        links.split(["a"])
+        assert reached("b") and cut_off("a")
+        links.heal(["a"])
+        assert reached("a")
         links.cut("a")
         assert reached("b") and cut_off("a")
         links.restore("a")
@@ -154,3 +179,21 @@ def test_all_is_removed_also_when_the_switch_has_died(links: ShapedLinks) -> Non
     links._switch.wait()
     with pytest.raises(LinksRefused):
         links.slow("a")  # and the fixture looks for what is left
+
+
+def test_no_link_is_left_of_a_namespace_that_is_still_in_use(bridge: Links) -> None:
+    """As by sockets of a killed node, which send on for a while."""
+    words, _ = bridge.add("a")
+    command = [*words, sys.executable, "-c", "print('here', flush=True); input()"]
+    user = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert user.stdout is not None and user.stdout.readline() == b"here\n"
+        bridge.close()
+        assert user.poll() is None and bridge._tag not in shown("-o", "link")
+    finally:
+        user.kill()
+        user.communicate()
+
+
+def test_a_network_that_is_in_use_is_left_to_its_user(bridge: Links) -> None:
+    assert f"{NETWORK}.{free_number(NETWORK)}.1" != bridge.address

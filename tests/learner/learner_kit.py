@@ -85,12 +85,17 @@ class Bench:
     def post(self, command):
         self.daemon.send(frame(command))
 
-    def events(self):
+    def step(self):
+        """Make an inner step, and what is to be done at its boundary; whether it goes on."""
+        return self.mailbox.boundary(self.training.step())
+
+    def events(self, kind=object):
         try:
             data = self.daemon.recv(1 << 20)
         except BlockingIOError:
             return []
-        return [decode_event(body) for body in self._deframer.feed(data)]
+        found = map(decode_event, self._deframer.feed(data))
+        return [event for event in found if isinstance(event, kind)]
 
     def parameters(self):
         return {name: p.detach().clone() for name, p in self.training.model.named_parameters()}
@@ -101,12 +106,20 @@ class Bench:
         self.exchange.close()
 
 
-def alone(steps, manifest=MICRO, precision="fp32", micro_batch=0, device="cpu"):
-    """A training that starts at version 0 and has nothing but a loop; its losses."""
+def training_of(manifest=MICRO, device="cpu", **options):
+    """A training that starts at version 0 and has nothing but a loop. `options`: of its passes."""
     task = task_of(manifest)
     model = task.model().to(device)
     model.load_state_dict(task.initial_parameters())
-    training = Training(
-        task, model, data().train, "peer-a", options=PassOptions(micro_batch, precision=precision)
-    )
-    return training, [training.step().loss for _ in range(steps)]
+    options = PassOptions(**{"precision": "fp32"} | options)
+    return Training(task, model, data().train, "peer-a", options=options)
+
+
+def losses_of(training, steps):
+    return [training.step().loss for _ in range(steps)]
+
+
+def alone(steps, manifest=MICRO, device="cpu", **options):
+    """A training, and its losses in so many steps."""
+    training = training_of(manifest, device, **options)
+    return training, losses_of(training, steps)

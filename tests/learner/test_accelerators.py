@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 import torch
-from learner_kit import DEVICES, Bench, alone, data
+from learner_kit import DEVICES, alone, losses_of, training_of
 
 from p2pdiloco.config.manifest import CausalLMSection
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.learner import inner_step
-from p2pdiloco.learner.channel import BaseRef, Install, PassOptions
+from p2pdiloco.learner.channel import BaseRef, Install
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.inner_step import TIMED_STEPS, UNTIMED_STEPS, Form
-from p2pdiloco.learner.loop import Training, restore_checkpoint, save_checkpoint
+from p2pdiloco.learner.loop import restore_checkpoint, save_checkpoint
 from p2pdiloco.learner.optimizer import HeldParameters, moments
 from p2pdiloco.learner.ranks import choose_device, computes_in_bf16
 from p2pdiloco.tasks.registry import task_of
@@ -49,13 +49,7 @@ def test_a_compiled_model_learns_the_same(kind):
     if kind != "cuda":
         pytest.skip("others may have no compiler")
     _, expected = alone(STEPS, device=kind)
-    task = task_of(MICRO)
-    model = task.model().to(kind)
-    model.load_state_dict(task.initial_parameters())
-    training = Training(
-        task, model, data().train, "peer-a", options=PassOptions(compile="always", precision="fp32")
-    )
-    found = [training.step().loss for _ in range(STEPS)]
+    training, found = alone(STEPS, device=kind, compile="always")
     (told,) = training.take_notes()
     assert told.startswith("compiled in ")
     assert found == pytest.approx(expected, rel=2e-3)
@@ -68,18 +62,14 @@ def test_what_is_compiled_after_some_steps_and_recorded_learns_the_same(kind, op
     monkeypatch.setattr(inner_step, "PAYS_AFTER_S", 0.0)
     inner = msgspec.structs.replace(MICRO.inner, optimizer=optimizer)
     manifest = msgspec.structs.replace(MICRO, inner=inner)
-    task = task_of(manifest)
-    model = task.model().to(kind)
-    model.load_state_dict(task.initial_parameters())
-    options = PassOptions(compile="auto", precision="fp32")
-    training = Training(task, model, data().train, "peer-a", options=options)
+    training = training_of(manifest, kind, compile="auto")
     forms = training._passes.forms
     found, seen = [], []
     while len(found) < 5000 and (forms.form is not Form.RECORDED or training._recorded_update is None):
         found.append(training.step().loss)
         seen += [] if forms.form in seen else [forms.form]
     assert seen == [Form.PLAIN, Form.COMPILED, Form.RECORDED]
-    found += [training.step().loss for _ in range(STEPS)]
+    found += losses_of(training, STEPS)
     _, expected = alone(len(found), manifest, device=kind)
     assert found == pytest.approx(expected, rel=2e-2 if optimizer == "muon" else 2e-3)
     (told,) = training.take_notes()
@@ -90,14 +80,10 @@ def test_what_is_compiled_after_some_steps_and_recorded_learns_the_same(kind, op
 def test_experts_in_groups_learn_what_they_learn_on_a_cpu(kind, choice):
     experts = MICRO.model | {"experts": 4, "experts_per_token": 2}
     manifest = msgspec.structs.replace(MICRO, model=experts)
-    task = task_of(manifest)
-    if task.shapes_change(torch.device(kind), True):
+    if task_of(manifest).shapes_change(torch.device(kind), True):
         pytest.skip("this device multiplies one matrix after the other")
     _, expected = alone(STEPS, manifest)
-    model = task.model().to(kind)
-    model.load_state_dict(task.initial_parameters())
-    training = Training(task, model, data().train, "peer-a", options=PassOptions(compile=choice))
-    found = [training.step().loss for _ in range(STEPS)]
+    training, found = alone(STEPS, manifest, kind, compile=choice, precision="auto")
     assert [told[:12] for told in training.take_notes()] == ["compiled in "] * (choice == "always")
     assert found == pytest.approx(expected, rel=2e-2)
 
@@ -128,12 +114,12 @@ def test_a_pass_that_does_not_fit_is_halved_and_the_step_is_the_same(kind):
         pytest.skip("only CUDA can be told to have less memory")
     inner = msgspec.structs.replace(MICRO.inner, tokens_per_step=1 << 17)
     manifest = msgspec.structs.replace(MICRO, inner=inner)
-    _, (expected,) = alone(1, manifest, micro_batch=4096, device=kind)
+    _, (expected,) = alone(1, manifest, kind, micro_batch_tokens=4096)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(LITTLE_BYTES / total)
     try:
-        training, (found,) = alone(1, manifest, micro_batch=1 << 17, device=kind)
+        training, (found,) = alone(1, manifest, kind, micro_batch_tokens=1 << 17)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     (first, *_) = notes = training.take_notes()
@@ -178,28 +164,20 @@ def test_versions_are_gone_over_to_in_a_cpu_s_bits(kind, rho):
 
 
 @pytest.mark.parametrize("to_gpu", [True, False])
-def test_a_state_is_taken_up_on_another_kind_of_device(kind, tmp_path, to_gpu):
-    there, back = ("cpu", kind) if to_gpu else (kind, "cpu")
-    one, other = Bench(device=there), Bench(device=back)
-    try:
-        for _ in range(3):
-            assert one.mailbox.boundary(one.training.step())
-        save_checkpoint(tmp_path / "state", one.training, one.fragments)
-        assert (
-            restore_checkpoint(
-                tmp_path / "state", ["all"] * len(one.fragments), other.training, other.fragments
-            )
-            == ""
-        )
-        assert other.training.inner_step == 3
-        for name, parameter in one.parameters().items():
-            # base - (base - theta) rounds
-            assert torch.allclose(parameter.cpu(), other.parameters()[name].cpu(), atol=1e-7), name
-        kept = moments(one.training.model, one.training.optimizer)
-        taken = moments(other.training.model, other.training.optimizer)
-        assert kept.keys() == taken.keys()
-        assert all(torch.equal(kept[name].cpu(), taken[name].cpu()) for name in kept)
-        assert other.mailbox.boundary(other.training.step())
-    finally:
-        one.close()
-        other.close()
+def test_a_state_is_taken_up_on_another_kind_of_device(kind, tmp_path, benches, to_gpu):
+    path = tmp_path / "state"
+    one, other = (benches(device=device) for device in (("cpu", kind) if to_gpu else (kind, "cpu")))
+    for _ in range(3):
+        assert one.step()
+    save_checkpoint(path, one.training, one.fragments)
+    modes = ["all"] * len(one.fragments)
+    assert restore_checkpoint(path, modes, other.training, other.fragments) == ""
+    assert other.training.inner_step == 3
+    for name, parameter in one.parameters().items():
+        # base - (base - theta) rounds
+        assert torch.allclose(parameter.cpu(), other.parameters()[name].cpu(), atol=1e-7), name
+    kept = moments(one.training.model, one.training.optimizer)
+    taken = moments(other.training.model, other.training.optimizer)
+    assert kept.keys() == taken.keys()
+    assert all(torch.equal(kept[name].cpu(), taken[name].cpu()) for name in kept)
+    assert other.step()

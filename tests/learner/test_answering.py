@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from deadlines import within_s
-from learner_kit import DEVICES, Bench
+from learner_kit import DEVICES
 
-from p2pdiloco.learner import mailbox as answers_beside
+from p2pdiloco.learner import mailbox
 from p2pdiloco.learner.channel import (
     MAX_WAITING_COMMANDS,
     Applied,
@@ -39,11 +39,9 @@ PATIENCE_S = 30.0
 HEARD = Learners(3)
 
 
-@pytest.fixture(params=[kind for kind in DEVICES if kind in answers_beside.ANSWERING_DEVICES])
-def bench(request):
-    bench = Bench(device=request.param)
-    yield bench
-    bench.close()
+@pytest.fixture(params=[kind for kind in DEVICES if kind in mailbox.ANSWERING_DEVICES])
+def bench(request, benches):
+    return benches(device=request.param)
 
 
 @contextlib.contextmanager
@@ -79,7 +77,7 @@ def test_a_call_is_answered_in_the_middle_of_a_step_as_it_was_before_it(bench, m
     tokens = bench.training.section.tokens_per_step
     with answering(bench):
         for _ in range(2):
-            assert bench.mailbox.boundary(bench.training.step())
+            assert bench.step()
         bench.events()
         theta = bench.fragments._gather(3).clone()
 
@@ -110,30 +108,25 @@ def test_a_call_is_answered_while_torch_fetches_its_compiler(bench, monkeypatch)
 
     monkeypatch.setattr(torch, "compile", compiling)
     with answering(bench):
-        assert bench.mailbox.boundary(bench.training.step())
+        assert bench.step()
         bench.events()
         forms = bench.training._passes.forms
         forms._choice, forms.form = "always", Form.PLAIN
-        assert bench.mailbox.boundary(bench.training.step())
+        assert bench.step()
     assert [(type(event), event.fragment) for event in found] == [(CopiedOut, 3)]
 
 
 @pytest.mark.parametrize("barrier", [TakePart(1), Save(Path("/nowhere/state"))])
 def test_calls_overtake_what_does_not_bear_upon_them_and_nothing_else(bench, monkeypatch, barrier):
     with answering(bench):
-        assert bench.mailbox.boundary(bench.training.step())
+        assert bench.step()
         bench.events()
         bench.exchange.base(0, 1).copy_(bench.exchange.base(0, 0))
 
         def called():
-            bench.post(HEARD)
-            bench.post(Install(0, 1, 1, "rebase"))
-            bench.post(CopyOut(0))
-            bench.post(FreeSlot(2))
-            bench.post(CopyOut(2))
-            bench.post(CopyOut(1))
-            bench.post(barrier)
-            bench.post(CopyOut(3))
+            early = [HEARD, Install(0, 1, 1, "rebase"), CopyOut(0), FreeSlot(2), CopyOut(2), CopyOut(1)]
+            for command in (*early, barrier, CopyOut(3)):
+                bench.post(command)
             return answers(bench)
 
         assert [e.fragment for e in during_a_step(bench, monkeypatch, called)] == [1]
@@ -146,10 +139,8 @@ def test_calls_overtake_what_does_not_bear_upon_them_and_nothing_else(bench, mon
 
 
 def test_a_call_is_answered_while_the_global_parameters_are_evaluated(bench, monkeypatch):
-    assert bench.mailbox.boundary(bench.training.step())
+    assert bench.step()
     bench.events()
-    from p2pdiloco.learner import mailbox
-
     seen, evaluate = [], mailbox.evaluate
 
     def evaluating(*given, **named):
@@ -161,7 +152,7 @@ def test_a_call_is_answered_while_the_global_parameters_are_evaluated(bench, mon
     bench.post(Evaluate())
     bench.post(FreeSlot(0))
     with answering(bench):
-        assert bench.mailbox.boundary(bench.training.step())
+        assert bench.step()
     assert [type(e) for e in seen] == [CopiedOut]
     assert any(isinstance(e, Evaluated) for e in bench.events())
 
@@ -172,7 +163,7 @@ def test_a_daemon_that_is_gone_ends_the_step_and_a_stop_is_the_last_word(bench, 
         bench.post(CopyOut(1))
         bench.mailbox.answer_calls(None)
         assert bench.events() == [], "the end is what was asked for first"
-        assert not bench.mailbox.boundary(bench.training.step())
+        assert not bench.step()
         bench.events()
         bench.post(CopyOut(2))
     assert bench.events() == [], "nobody answers after the end"
@@ -186,7 +177,7 @@ class GivenUp(Exception):
     """Stands for the end of the process."""
 
 
-def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch, tmp_path):
+def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, benches, monkeypatch, tmp_path):
     """A step of many seconds kept a leaving node's learner from taking over the last version and saving: all
     that it had made since the last checkpoint was lost."""
     path = tmp_path / "state"
@@ -196,7 +187,7 @@ def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch
 
     with answering(bench, over), pytest.raises(GivenUp):
         for _ in range(2):
-            assert bench.mailbox.boundary(bench.training.step())
+            assert bench.step()
         bench.post(CopyOut(0))
         bench.mailbox.obey()
         assert bench.fragments.counters[0].slot_in_use
@@ -221,13 +212,12 @@ def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch
             bench.training.step()
     assert said == [Applied(0, 1, 2), StateSaved(path, True, last=True)]
     assert bench.training.inner_step == 2 and bench.fragments.counters[1].unmerged_steps == 2
-    again = Bench(device=bench.device)
+    again = benches(device=bench.device)
     again.fragments.bases[0] = bench.fragments.bases[0]
     again.exchange.base(0, 1).copy_(bench.exchange.base(0, 1))
     restore_checkpoint(path, ["all"] * len(bench.fragments), again.training, again.fragments)
     assert again.training.inner_step == 2
     assert [c.unmerged_steps for c in again.fragments.counters] == [0, *[2] * (len(bench.fragments) - 1)]
-    again.close()
 
 
 def test_an_end_that_comes_between_two_looks_is_seen_all_the_same(bench, monkeypatch):
@@ -244,18 +234,17 @@ def test_an_end_that_comes_between_two_looks_is_seen_all_the_same(bench, monkeyp
     assert select.select([bench._theirs], [], [], 0)[0], "the thread that answers wakes up for it"
 
 
-def test_before_a_step_or_where_one_cannot_be_given_up_the_end_waits_for_commands(bench):
+def test_before_a_step_or_where_one_cannot_be_given_up_the_end_waits_for_commands(bench, benches):
     bench.post(StopStepping())
     bench.post(Evaluate())
     bench.post(Stop(None))
     assert not bench.mailbox.begin() and bench.events() == []
-    other = Bench(device=bench.device)
+    other = benches(device=bench.device)
     with answering(other):
         other.post(StopStepping())
         other.mailbox.answer_calls(None)  # a program's process is not ours to end
         other.post(Stop(None))
-        assert not other.mailbox.boundary(other.training.step())
-    other.close()
+        assert not other.step()
 
 
 def test_commands_that_nobody_takes_are_bounded(bench):

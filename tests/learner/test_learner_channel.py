@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import os
 import resource
 import sys
 import threading
@@ -11,7 +13,7 @@ import threading
 import pytest
 import torch
 from deadlines import within_s
-from learner_kit import DEVICES, TASK, alone, data
+from learner_kit import DEVICES, TASK, alone
 from learner_kit import LAYOUTS as MICRO_LAYOUTS
 
 from p2pdiloco.config.presets import MICRO
@@ -100,6 +102,7 @@ def rig(request):
 
 
 def test_copy_out_shares_theta_and_says_what_it_took(rig):
+    assert rig.fragments.copy_out(0, 0) == NothingToCopy(0, slot_in_use=False), "no step was made"
     rig.step(-1)
     rig.step(-2)
     assert rig.copy() == CopiedOut(0, 200, 2, base_number=5, base_buffer=0, inner_step=7, due=False)
@@ -139,31 +142,17 @@ def test_an_absence_is_counted_once_in_the_clock_of_the_run(rig):
         merged += 300 * H
 
 
-def test_nothing_to_copy_without_a_step(rig):
-    assert rig.fragments.copy_out(0, 0) == NothingToCopy(0, slot_in_use=False)
-
-
-def test_merged_keeps_the_steps_made_in_flight(rig):
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("rho", "theta", "steps"), [(1.0, 6.0, 1), (0.5, 7.0, 1), (0.0, 8.0, 0)])
+def test_merged_keeps_the_steps_made_in_flight_as_rho_weighs_them(device, rho, theta, steps):
+    rig = Rig(rho, device)
     rig.step(-3)
     rig.copy()
     rig.step(-2, tokens=50)
     rig.install(8.0, "merged")
-    assert rig.theta == 8.0 - 2.0
-    assert rig.counters == FragmentCounters(unmerged_tokens=50, unmerged_steps=1, steps_since_base=1)
+    assert (rig.theta, rig.displacement) == (theta, 8.0 - theta)
+    assert rig.counters == FragmentCounters(50 * steps, steps, steps_since_base=1)
     assert rig.fragments.bases[0] == BaseRef(6, 1)
-    assert rig.displacement == 2.0
-
-
-@pytest.mark.parametrize(("rho", "theta", "steps"), [(0.5, 7.0, 1), (0.0, 8.0, 0)])
-def test_rho_weighs_the_steps_made_in_flight(rho, theta, steps):
-    rig = Rig(rho)
-    rig.step(-3)
-    rig.copy()
-    rig.step(-2)
-    rig.install(8.0, "merged")
-    assert rig.theta == theta
-    assert (rig.counters.unmerged_steps, rig.counters.unmerged_tokens) == (steps, 100 * steps)
-    assert not rig.counters.slot_in_use
 
 
 def test_rebase_keeps_displacement_and_counters(rig):
@@ -271,18 +260,7 @@ def test_a_learner_that_makes_no_steps_sends_shares_of_which_none_is_like_the_on
     assert shares == [8, 7, 8, 1] and not rig.counters.unmerged_steps
 
 
-def test_what_is_given_up_again_and_again_waits_for_an_inner_step():
-    rig = long_away()
-    for _ in range(2):
-        assert rig.fragments.copy_remaining(7)
-        rig.fragments.free_slot(0)
-    assert not rig.fragments.copy_remaining(7) and not rig.fragments.copy_due(7)
-    assert isinstance(rig.fragments.copy_out(0, 7), NothingToCopy) and rig.counters.unmerged_steps == 12
-    rig.step(-1)
-    assert rig.fragments.copy_remaining(8)[0].inner_steps == 8
-
-
-def test_nobody_waits_for_what_was_given_up_until_an_inner_step_is_made():
+def test_what_is_given_up_again_and_again_waits_for_an_inner_step_and_nobody_for_it():
     """A program that ends with its run would wait for ever."""
     rig = long_away()
     for _ in range(2):
@@ -290,9 +268,12 @@ def test_nobody_waits_for_what_was_given_up_until_an_inner_step_is_made():
         for copied in rig.fragments.copy_remaining(7):
             assert not rig.fragments.all_merged
             rig.fragments.free_slot(copied.fragment)
+    assert not rig.fragments.copy_remaining(7) and not rig.fragments.copy_due(7)
+    assert isinstance(rig.fragments.copy_out(0, 7), NothingToCopy)
     assert rig.fragments.all_merged and rig.counters.unmerged_steps == 12
     rig.step(-1)
     assert not rig.fragments.all_merged
+    assert rig.fragments.copy_remaining(8)[0].inner_steps == 8
 
 
 def test_where_rounds_take_longer_than_h_steps_contributions_carry_all_of_them():
@@ -314,15 +295,11 @@ def test_however_long_a_displacement_an_eighth_goes_out():
     assert rig.copy().inner_steps == 100
 
 
-def test_merged_without_a_copy_breaks_an_invariant(rig):
+@pytest.mark.parametrize(("buffer", "mode"), [(1, "merged"), (0, "rebase")])
+def test_merged_without_a_copy_and_installing_into_the_buffer_in_use_break_an_invariant(rig, buffer, mode):
     rig.step(-3)
     with pytest.raises(InvariantViolation):
-        rig.install(8.0, "merged")
-
-
-def test_install_into_the_buffer_in_use_breaks_an_invariant(rig):
-    with pytest.raises(InvariantViolation):
-        rig.fragments.install(Install(0, 6, 0, "rebase"))
+        rig.fragments.install(Install(0, 6, buffer, mode))
 
 
 def test_undisturbed_fragments_are_due_every_h_steps_spread_evenly():
@@ -368,21 +345,16 @@ def test_first_due_dates(fragments, period):
 
 
 def test_exchange_is_seen_by_a_second_mapping_and_areas_do_not_overlap():
-    import os
-
     first = Exchange.create(LAYOUTS)
     second = Exchange.attach(os.dup(first.fd), LAYOUTS)
-    value = 0.0
-    for layout in LAYOUTS:
-        for area in (first.base(layout.index, 0), first.base(layout.index, 1), first.sent(layout.index)):
-            value += 1
-            area.fill_(value)
-    seen = [
-        area.unique().tolist()
-        for layout in LAYOUTS
-        for area in (second.base(layout.index, 0), second.base(layout.index, 1), second.sent(layout.index))
-    ]
-    assert seen == [[1.0], [2.0], [3.0], [4.0], [5.0], [6.0]]
+
+    def areas(exchange):
+        of_one = ((exchange.base(n, 0), exchange.base(n, 1), exchange.sent(n)) for n in range(len(LAYOUTS)))
+        return itertools.chain.from_iterable(of_one)
+
+    for value, area in enumerate(areas(first), 1):
+        area.fill_(value)
+    assert [area.unique().tolist() for area in areas(second)] == [[value] for value in range(1, 7)]
     view = first.base(0, 0)
     first.close()
     second.close()
@@ -457,18 +429,15 @@ def appraised(bench, path, theirs, ours=None, fragment=1):
     ours = displacement() if ours is None else ours
     vault.add_contributions(path, *(INT8.encode(way.clone()) for way in (theirs, ours)))
     bench.post(Appraise(fragment, "peer-b", path))
-    bench.mailbox.boundary(bench.training.step())
-    (found,) = [event for event in bench.events() if isinstance(event, Appraised)]
+    bench.step()
+    (found,) = bench.events(Appraised)
     assert found.path == path
     return found
 
 
 def test_honest_work_helps_reversed_work_harms_and_noise_does_nothing(bench, tmp_path):
-    ours, noise = (
-        displacement(),
-        torch.randn(MICRO_LAYOUTS[1].numel, generator=torch.Generator().manual_seed(3)),
-    )
-    before = bench.parameters()
+    ours, before = displacement(), bench.parameters()
+    noise = torch.randn(MICRO_LAYOUTS[1].numel, generator=torch.Generator().manual_seed(3))
 
     def ratio(theirs):
         found = appraised(bench, tmp_path / "given", theirs)
@@ -514,8 +483,8 @@ def test_a_file_that_is_not_whole_has_no_figures(bench, tmp_path, kept):
     if not kept:
         path.unlink()
     bench.post(Appraise(1, "peer-b", path))
-    bench.mailbox.boundary(bench.training.step())
-    (found,) = [event for event in bench.events() if isinstance(event, Appraised)]
+    bench.step()
+    (found,) = bench.events(Appraised)
     assert found == Appraised(path, took_s=found.took_s)
 
 
@@ -532,7 +501,7 @@ def test_who_is_to_end_measures_nothing(bench, tmp_path):
     bench.post(StopStepping())
     bench.post(Appraise(1, "peer-b", tmp_path / "given"))
     bench.mailbox.obey()
-    assert not [event for event in bench.events() if isinstance(event, Appraised)]
+    assert not bench.events(Appraised)
 
 
 def test_the_start_is_found_from_the_version_and_its_update():
@@ -540,7 +509,6 @@ def test_the_start_is_found_from_the_version_and_its_update():
     payload = codec("fp32").encode(delta.clone())
     found = vault.start_of_version(start - 0.7 * delta, payload, "fp32", 0.7)
     assert torch.allclose(found, start, atol=1e-5)
-    assert len(data().heldout) > 0
 
 
 def test_what_is_read_is_copied_nowhere(tmp_path, monkeypatch):
@@ -596,13 +564,13 @@ def heard(bench, kind, number):
     bench.daemon.settimeout(within_s(PATIENCE_S))
     found = []
     while len(found) < number:
-        found += [event for event in bench.events() if isinstance(event, kind)]
+        found += bench.events(kind)
     return found
 
 
 @pytest.mark.parametrize("at_its_start", [False, True])
 def test_who_rests_hands_out_what_it_has_and_goes_on_when_it_is_told(bench, at_its_start):
-    bench.mailbox.boundary(bench.training.step())
+    bench.step()
     bench.events()
     bench.post(FollowCourse((), "paused"))
 
@@ -653,18 +621,17 @@ def test_rebases_by_zero_do_not_change_the_training(bench):
 
 
 def test_evaluation_is_of_the_global_parameters_not_of_the_learner_s(bench):
-    bench.post(Evaluate())
-    bench.mailbox.boundary(bench.training.step())
-    for _ in range(20):
-        bench.training.step()
-    bench.post(Evaluate())
-    bench.mailbox.boundary(bench.training.step())
-    first, second = [event for event in bench.events() if isinstance(event, Evaluated)]
-    assert first.loss == second.loss == pytest.approx(math.log(256), abs=0.3)
-    bench.exchange.base(0, 0).zero_()
-    bench.post(Evaluate())
-    bench.mailbox.boundary(bench.training.step())
-    assert next(e for e in bench.events() if isinstance(e, Evaluated)).loss != first.loss
+    losses = []
+    for steps in (0, 20, 0):
+        for _ in range(steps):
+            bench.training.step()
+        bench.post(Evaluate())
+        bench.step()
+        losses += [event.loss for event in bench.events(Evaluated)]
+        if steps:
+            bench.exchange.base(0, 0).zero_()
+    first, second, third = losses
+    assert third != first == second == pytest.approx(math.log(256), abs=0.3)
 
 
 def test_commands_that_come_while_others_are_obeyed_wait_for_the_next_boundary(bench, monkeypatch):
@@ -679,9 +646,9 @@ def test_commands_that_come_while_others_are_obeyed_wait_for_the_next_boundary(b
     monkeypatch.setattr(bench.mailbox, "_evaluate", evaluate_and_be_asked_again)
     bench.post(Evaluate())
     for _ in range(3):
-        assert bench.mailbox.boundary(bench.training.step())
+        assert bench.step()
     assert made == [1, 2, 3]
-    (first, *_) = [event for event in bench.events() if isinstance(event, Evaluated)]
+    (first, *_) = bench.events(Evaluated)
     assert first.loss is None, "nothing was measured"
 
 
@@ -702,127 +669,99 @@ def test_a_daemon_that_does_not_read_never_blocks_the_learner(bench):
             bench.channel.emit(NothingToCopy(0, False))
 
 
+class Waiting:
+    """A bench's mailbox, whose clock stands still except while the learner waits. `said`: commands that come
+    in a wait, by its number; `took_s`: of waits that are not as long as they might be."""
+
+    def __init__(self, bench, said, took_s=None, status_interval_s=1000.0):
+        self.now, self.waits = 100.0, []
+        self._bench, self._said, self._took_s = bench, said, took_s or {}
+        bench.channel.wait = self._wait
+        given = (bench.channel, bench.training, bench.fragments, (), None, status_interval_s)
+        self.mailbox = Mailbox(*given, clock=lambda: self.now)
+
+    def _wait(self, timeout_s):
+        self.waits.append(timeout_s)
+        for command in self._said.get(len(self.waits), ()):
+            self._bench.post(command)
+        self.now += self._took_s.get(len(self.waits), timeout_s)
+
+    def step(self, took_s=0.0):
+        self.now += took_s
+        return self.mailbox.boundary(self._bench.training.step())
+
+
 def test_a_step_with_a_least_length_waits_for_commands_not_for_time(bench):
-    """The clock stands still except while the learner waits; the daemon speaks in the middle of a wait."""
-    now, waits = [100.0], []
-
-    def wait(timeout_s):
-        waits.append(timeout_s)
-        if len(waits) == 2:
-            bench.post(CopyOut(0))
-            now[0] += 3.0
-        else:
-            now[0] += timeout_s
-
-    bench.channel.wait = wait
-    args = (bench.channel, bench.training, bench.fragments, (), None, 1000.0)
-    mailbox = Mailbox(*args, clock=lambda: now[0])
-    mailbox.spare(SpareMachine(min_step_s=10.0))
-    assert mailbox.boundary(bench.training.step()) and mailbox.boundary(bench.training.step())
+    """The daemon speaks in the middle of a wait."""
+    waiting = Waiting(bench, {2: [CopyOut(0)]}, {2: 3.0})
+    waiting.mailbox.spare(SpareMachine(min_step_s=10.0))
+    assert waiting.step() and waiting.step()
     bench.events()
-    assert (waits, now) == ([10.0], [110.0])
-    now[0] += 2.0  # what the step takes itself
-    assert mailbox.boundary(bench.training.step())
-    assert waits == [10.0, 8.0, 5.0]
-    answers = [e for e in bench.events() if isinstance(e, CopiedOut | NothingToCopy)]
+    assert (waiting.waits, waiting.now) == ([10.0], 110.0)
+    assert waiting.step(2.0)
+    assert waiting.waits == [10.0, 8.0, 5.0]
+    answers = bench.events((CopiedOut, NothingToCopy))
     assert answers[-1].fragment == 0, "asked in the wait, answered in it"
-    now[0] += 11.5  # 1.5 s too late: made up for by the next one
-    assert mailbox.boundary(bench.training.step())
-    assert mailbox.boundary(bench.training.step())
-    assert waits[3:] == [8.5]
-    now[0] += 100.0
-    for _ in range(3):
-        assert mailbox.boundary(bench.training.step())
-    assert waits[4:] == [8.0], "2 s of it are made up for"
+    assert waiting.step(11.5) and waiting.step()
+    assert waiting.waits[3:] == [8.5], "1.5 s too late: made up for by the next one"
+    assert waiting.step(100.0) and waiting.step() and waiting.step()
+    assert waiting.waits[4:] == [8.0], "2 s of it are made up for"
     bench.post(Stop(None))
-    assert not mailbox.boundary(bench.training.step())
-    assert len(waits) == 5
+    assert not waiting.step() and len(waiting.waits) == 5
 
 
 @pytest.mark.parametrize(
     ("wish", "then_s"), [(SpareMachine(min_step_s=2.0), 2.0), (SpareMachine(True, 10.0), FINISH_POLL_S)]
 )
 def test_a_wait_for_the_next_step_ends_when_its_owner_wants_something_else(bench, wish, then_s):
-    now, waited = [100.0], []
-
-    def wait(timeout_s):
-        waited.append(timeout_s)
-        now[0] += 0.0 if len(waited) == 1 else timeout_s
-        bench.post(wish if len(waited) == 1 else SpareMachine())
-
-    bench.channel.wait = wait
-    args = (bench.channel, bench.training, bench.fragments, (), None, 1000.0)
-    mailbox = Mailbox(*args, clock=lambda: now[0])
-    mailbox.spare(SpareMachine(min_step_s=10.0))
-    for _ in range(2):
-        assert mailbox.boundary(bench.training.step())
-    assert waited == [10.0, then_s]
+    waiting = Waiting(bench, {1: [wish], 2: [SpareMachine()]}, {1: 0.0})
+    waiting.mailbox.spare(SpareMachine(min_step_s=10.0))
+    assert waiting.step() and waiting.step()
+    assert waiting.waits == [10.0, then_s]
 
 
-def test_a_learner_rests_for_its_machine_until_all_is_merged_and_apart_from_the_run(bench, monkeypatch):
-    waits = []
-
-    def wait(timeout_s):
-        waits.append(timeout_s)
-        if len(waits) == 2:  # what it handed out is merged
-            for fragment in range(len(bench.fragments)):
-                bench.post(Install(fragment, 1, 1, "merged"))
-        if len(waits) == 4:
-            bench.post(FollowCourse((), "paused"))
-        if len(waits) == 5:
-            bench.post(SpareMachine())  # the run's pause is another's
-        if len(waits) == 7:
-            bench.post(FollowCourse())
-
-    monkeypatch.setattr(bench.channel, "wait", wait)
-    mailbox = Mailbox(bench.channel, bench.training, bench.fragments, (), None, 0.0)
-    assert mailbox.boundary(bench.training.step())
+def test_a_learner_rests_for_its_machine_until_all_is_merged_and_apart_from_the_run(bench):
+    said = {
+        2: [Install(fragment, 1, 1, "merged") for fragment in range(len(bench.fragments))],
+        4: [FollowCourse((), "paused")],
+        5: [SpareMachine()],  # the run's pause is another's
+        7: [FollowCourse()],
+    }
+    waiting = Waiting(bench, said, status_interval_s=0.0)
+    assert waiting.step()
     bench.events()
     bench.post(SpareMachine(rests=True))
-    assert mailbox.boundary(bench.training.step())
-    assert len(waits) == 7, "it rested for both"
+    assert waiting.step()
+    assert len(waiting.waits) == 7, "it rested for both"
     events = bench.events()
     copied = [event.fragment for event in events if isinstance(event, CopiedOut)]
     assert copied == list(range(len(bench.fragments))), "each once, whatever its due date"
     statuses = [event for event in events if isinstance(event, Status)]
     assert not any(event.tokens_per_s for event in statuses[:5])
-    said = [event.handed_over for event in statuses]
-    assert said[:2] == [False, False] and said[2:5] == [True] * 3 and not any(said[5:])
+    handed_over = [event.handed_over for event in statuses]
+    assert handed_over[:5] == [False, False, True, True, True] and not any(handed_over[5:])
 
 
 @pytest.mark.parametrize("daemon_stopped", [False, True])
 def test_a_rest_is_no_inner_step_and_no_evaluation(bench, monkeypatch, daemon_stopped):
     """A measurement within a rest is left out once: twice, steps would take less than no time."""
-    now, waits = [100.0], []
-
-    def wait(timeout_s):
-        now[0] += timeout_s
-        waits.append(timeout_s)
-        if len(waits) == 3:
-            bench.post(Evaluate())
-        if len(waits) == 5:
-            bench.post(FollowCourse())
+    waiting = Waiting(bench, {3: [Evaluate()], 5: [FollowCourse()]}, status_interval_s=0.0)
 
     def evaluate():
-        now[0] += 7.0
+        waiting.now += 7.0
 
     stops = []
-    monkeypatch.setattr(bench.channel, "wait", wait)
-    monkeypatch.setattr(bench.channel.standstill, "lasts", lambda: bool(stops) and len(waits) < 5)
-    args = (bench.channel, bench.training, bench.fragments, (), None, 0.0)
-    mailbox = Mailbox(*args, clock=lambda: now[0])
-    monkeypatch.setattr(mailbox, "_evaluate", evaluate)
-    assert mailbox.boundary(bench.training.step())
-    now[0] += 2.0
+    monkeypatch.setattr(bench.channel.standstill, "lasts", lambda: bool(stops) and len(waiting.waits) < 5)
+    monkeypatch.setattr(waiting.mailbox, "_evaluate", evaluate)
+    assert waiting.step()
     if daemon_stopped:
         stops.append(True)
     else:
         bench.post(FollowCourse((), "paused"))
-    assert mailbox.boundary(bench.training.step())
-    assert len(waits) == 5, "it rested"
-    now[0] += 2.0
-    assert mailbox.boundary(bench.training.step())
-    seen = [event for event in bench.events() if isinstance(event, Status)]
+    assert waiting.step(2.0)
+    assert len(waiting.waits) == 5, "it rested"
+    assert waiting.step(2.0)
+    seen = bench.events(Status)
     assert seen[-1].step_time_s == 2.0
     assert max(status.longest_gap_s for status in seen) == 2.0
     assert max(status.longest_aside_s for status in seen) == 7.0

@@ -91,6 +91,11 @@ class Daemon:
         self.events.append(event)
         self._more.set()
 
+    async def begin(self, *restored):
+        """Start a learner, and wait until it says that it is there."""
+        await self.host.start(BASES, *restored)
+        return await self.expect(Ready)
+
     async def expect(self, kind, condition=lambda event: True):
         """The first event of this kind that fulfils the condition; seen events are used up."""
         async with asyncio.timeout(within_s(PATIENCE_S)):
@@ -122,9 +127,8 @@ def test_a_learner_s_life_on_uvloop(tmp_path, kind):
 async def _life(folder, kind):
     options = msgspec.structs.replace(OPTIONS, device=kind)
     async with Daemon(folder, options=options) as daemon:
-        await daemon.host.start(BASES)
+        ready = await daemon.begin()
         assert os.getsid(daemon.host.pid) == daemon.host.pid  # a Ctrl-C does not reach it
-        ready = await daemon.expect(Ready)
         where, *precision = ready.device.split(", ")
         assert where.partition(":")[0] == kind and precision == ["bf16"] * computes_in_bf16(kind)
         assert (ready.threads, ready.restored, ready.appraises) == (1, False, True)
@@ -158,8 +162,7 @@ async def _life(folder, kind):
         daemon.events.clear()
 
         # The next one goes on from the state. Its end is the daemon's to say, not whoever's who ends a group.
-        await daemon.host.start(BASES, folder / "state", ["rest"] * len(LAYOUTS))
-        ready = await daemon.expect(Ready)
+        ready = await daemon.begin(folder / "state", ["rest"] * len(LAYOUTS))
         os.kill(daemon.host.pid, signal.SIGTERM)
         daemon.host.send(Evaluate())
         assert (await daemon.expect(Evaluated)).tokens == 1024
@@ -173,8 +176,7 @@ async def _life(folder, kind):
 async def test_the_first_call_is_answered_before_the_first_step_ends(tmp_path):
     inner = msgspec.structs.replace(MICRO.inner, tokens_per_step=1 << 17)
     async with Daemon(tmp_path, msgspec.structs.replace(MICRO, inner=inner)) as daemon:
-        await daemon.host.start(BASES)
-        await daemon.expect(Ready)
+        await daemon.begin()
         daemon.host.send(CopyOut(3))
         answer = await daemon.expect(CopiedOut | NothingToCopy, lambda event: event.fragment == 3)
         assert answer == NothingToCopy(3, slot_in_use=False), "the next boundary would have one step to copy"
@@ -186,8 +188,7 @@ async def test_a_learner_in_a_long_step_ends_at_once_and_saves_what_it_had(tmp_p
     place = tmp_path / "data.place"
     options = msgspec.structs.replace(OPTIONS, place_path=place)
     async with Daemon(tmp_path, msgspec.structs.replace(MICRO, inner=inner), options) as daemon:
-        await daemon.host.start(BASES)
-        await daemon.expect(Ready)
+        await daemon.begin()
         async with asyncio.timeout(within_s(PATIENCE_S)):
             while True:
                 if place.exists():  # it has taken the first step's samples
@@ -235,8 +236,7 @@ async def test_one_that_the_system_ended_for_lack_of_memory_computes_less_at_a_t
     """On a processor nobody refuses memory: three learners in a row were killed, and the node ended."""
     monkeypatch.setattr(learner_host, "memory_kills", itertools.chain([3], itertools.repeat(4)).__next__)
     async with Daemon(tmp_path) as daemon:
-        await daemon.host.start(BASES)
-        await daemon.expect(Ready)
+        await daemon.begin()
         assert memory_score(daemon.host.pid) == "500", "nobody else's process goes first"
         starved = f"killed by SIGKILL: {learner_host.STARVED}"
         for reason, halvings in ((starved, 1), ("killed by SIGKILL", 1), ("it hung", 1)):
@@ -252,8 +252,7 @@ async def test_one_that_the_system_ended_for_lack_of_memory_computes_less_at_a_t
                 learner_host.MORE_MEMORY if reason == starved else "",
                 reason == starved,
             )
-            await daemon.host.start(BASES)
-            await daemon.expect(Ready)
+            await daemon.begin()
             assert daemon.host.start_command(BASES, None, ()).options.halvings == halvings
         wish = SpareMachine(True, 0.5)
         daemon.host.follow(wish)
@@ -275,8 +274,7 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
         await daemon.host.prepare()
         daemon.host.follow(SpareMachine(min_step_s=0.05))
         daemon.host.follow(FollowCourse(faster, "paused"))  # told with its start: nothing comes before that
-        await daemon.host.start(BASES)
-        ready = await daemon.expect(Ready)
+        ready = await daemon.begin()
         assert (await daemon.expect(Status)).inner_step == 0
         daemon.host.follow(FollowCourse(faster))
         assert (ready.device, ready.parameters) == ("2 x cpu", sum(layout.numel for layout in LAYOUTS))
@@ -307,8 +305,7 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
         # As the daemon does it: another learner, from the last saved state; here its processes share the
         # model out. Then rank 0 itself dies.
         daemon.host._options = msgspec.structs.replace(options, shard="always")
-        await daemon.host.start(BASES, tmp_path / "state", ["none"] * len(LAYOUTS))
-        ready = await daemon.expect(Ready)
+        ready = await daemon.begin(tmp_path / "state", ["none"] * len(LAYOUTS))
         assert ready.device == "2 x cpu, sharded" and ready.restored and ready.inner_step == found.inner_step
         await daemon.expect(Status, lambda s: s.inner_step > found.inner_step)
         leader = psutil.Process(daemon.host.pid)
@@ -322,8 +319,7 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
 async def test_a_corrupt_state_is_set_aside_and_bad_data_is_one_sentence(tmp_path):
     async with Daemon(tmp_path) as daemon:
         (tmp_path / "state").write_bytes(b"not a state")
-        await daemon.host.start(BASES, tmp_path / "state", ["all"] * len(LAYOUTS))
-        ready = await daemon.expect(Ready)
+        ready = await daemon.begin(tmp_path / "state", ["all"] * len(LAYOUTS))
         assert not ready.restored
         assert "set aside as state.corrupt" in ready.note
         assert (tmp_path / "state.corrupt").read_bytes() == b"not a state"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from deadlines import within_s
-from learner_kit import BASES, TASK, Bench, alone, data
+from learner_kit import BASES, TASK, alone, data, losses_of, training_of
 from torch import nn
 
 from p2pdiloco.config.presets import DIGITS, DIGITS_CNN, MICRO, for_run
@@ -74,11 +74,7 @@ def test_loss_falls():
 
 
 def test_micro_batches_add_up_to_the_same_step():
-    model = TASK.model()
-    model.load_state_dict(TASK.initial_parameters())
-    split = Training(TASK, model, data().train, "peer-a", options=PassOptions(64, precision="fp32"))
-    _, losses = alone(3)
-    assert [split.step().loss for _ in range(3)] == pytest.approx(losses, abs=1e-4)
+    assert alone(3, micro_batch_tokens=64)[1] == pytest.approx(alone(3)[1], abs=1e-4)
 
 
 def test_where_bf16_is_faster_passes_are_in_it_and_nothing_else_is(monkeypatch):
@@ -113,7 +109,7 @@ def test_a_pass_that_does_not_fit_is_halved_and_the_step_is_the_same(bench, monk
         return loss(model, batch)
 
     monkeypatch.setattr(task, "loss", loss_in_small_memory)
-    assert [bench.training.step().loss for _ in range(3)] == pytest.approx(expected, abs=1e-4)
+    assert losses_of(bench.training, 3) == pytest.approx(expected, abs=1e-4)
     assert passes == [4, 2, *[1] * 12]
     why = "(CUDA out of memory. Tried to allocate 20.00 GiB)"
     assert bench.training.take_notes() == [
@@ -126,18 +122,10 @@ def test_a_pass_that_does_not_fit_is_halved_and_the_step_is_the_same(bench, monk
 
 
 def test_a_single_sample_that_only_fits_uncompiled_is_trained_uncompiled(monkeypatch):
-    _, expected = alone(2, micro_batch=64)
-
-    def hungry_compiler(function, dynamic):
-        return loss_that_never_fits_compiled
-
-    monkeypatch.setattr(torch, "compile", hungry_compiler)
-    task = task_of(MICRO)
-    model = task.model()
-    model.load_state_dict(task.initial_parameters())
-    options = PassOptions(64, compile="always", precision="fp32")
-    training = Training(task, model, data().train, "peer-a", options=options)
-    assert [training.step().loss for _ in range(2)] == expected
+    _, expected = alone(2, micro_batch_tokens=64)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: loss_that_never_fits_compiled)
+    training, losses = alone(2, micro_batch_tokens=64, compile="always")
+    assert losses == expected
     (told,) = training.take_notes()
     assert told.startswith("torch.compile failed (CUDA out of memory") and told.endswith(
         "training without it"
@@ -156,12 +144,8 @@ def test_a_compiled_pass_that_does_not_fit_is_halved_and_compiled_anew(monkeypat
         return compiled
 
     monkeypatch.setattr(torch, "compile", small_compiler)
-    task = task_of(MICRO)
-    model = task.model()
-    model.load_state_dict(task.initial_parameters())
-    options = PassOptions(compile="always", precision="fp32")
-    training = Training(task, model, data().train, "peer-a", options=options)
-    assert [training.step().loss for _ in range(4)] == pytest.approx(expected, abs=1e-4)
+    training, losses = alone(4, compile="always")
+    assert losses == pytest.approx(expected, abs=1e-4)
     assert sizes == [4, *[2] * 6], "the step that did not fit is made as it is, in halves"
     (told,) = training.take_notes()
     assert told.endswith("going on with 128 tokens")
@@ -206,21 +190,14 @@ def test_notes_reach_the_daemon_and_a_compiler_that_fails_is_left(bench, monkeyp
         return forward() if at_once else forward
 
     monkeypatch.setattr(torch, "compile", broken_compiler)
-    training = Training(
-        TASK,
-        bench.training.model,
-        data().train,
-        "peer-a",
-        options=PassOptions(compile="always", precision="fp32"),
-    )
-    said: list[str] = []
+    training, said = training_of(compile="always"), list[str]()
     training.listen(said.append)
-    assert [training.step().loss for _ in range(2)] == expected
+    assert losses_of(training, 2) == expected
     assert said == [COMPILING], "before it takes a minute"
     bench.mailbox._training = training
     bench.mailbox.boundary(training.step())
     words = "torch.compile failed (no C++ compiler is installed): training without it"
-    assert [e for e in bench.events() if isinstance(e, Note)] == [Note(words)]
+    assert bench.events(Note) == [Note(words)]
 
 
 @pytest.mark.parametrize(("cuda", "why"), [(None, "it is built without"), ("13.0", "its driver may be")])
@@ -247,7 +224,7 @@ def test_a_learner_says_it_at_its_start(bench, monkeypatch):
     start = Start(MICRO, options, BASES)
     bench.post(Stop(None))
     training_process._lead(bench.channel, start, os.dup(bench.exchange.fd), training_process._build(start))
-    assert [e.text for e in bench.events() if isinstance(e, Note)] == ["do this", "do that"]
+    assert [note.text for note in bench.events(Note)] == ["do this", "do that"]
     assert asked == [("cpu", torch.device("cpu"))]
 
 
@@ -273,43 +250,42 @@ def test_learning_rate_warms_up_and_falls_to_its_floor():
     assert fresh[:2] == pytest.approx([3e-4 / 20, 3e-4 / 10]) and fresh[19:] == pytest.approx([3e-4] * 11)
 
 
-def test_the_schedule_is_at_the_runs_place_never_goes_back_and_survives_a_restart(tmp_path, bench):
-    training, mailbox = bench.training, bench.mailbox
-    mailbox.boundary(training.step())
+def test_the_schedule_is_at_the_runs_place_never_goes_back_and_survives_a_restart(tmp_path, bench, benches):
+    training = bench.training
+    bench.step()
     assert training.run_tokens == 256, "alone it goes by its own count"
     bench.post(Learners(4))
-    mailbox.boundary(training.step())
+    bench.step()
     assert training.run_tokens == 4 * 2 * 256, "the others have as much of their own"
     for fragment in range(4):
         bench.post(Install(fragment, 9, 1, "rebase", tokens=60_000))
     bench.post(Learners(1))
-    mailbox.boundary(training.step())
+    bench.step()
     assert training.run_tokens == 60_000 + 3 * 256
     training.step()
     assert bench.mailbox._status().learning_rate == learning_rate(MICRO.inner, 60_000 + 3 * 256, 3)
     path = tmp_path / "state"
     loop.save_checkpoint(path, training, bench.fragments)
-    other = Bench()
+    other = benches()
     loop.restore_checkpoint(path, [], other.training, other.fragments)
     for fragment in range(4):  # what its daemon restored
         other.post(Install(fragment, 9, 1, "rebase", tokens=60_000))
-    other.mailbox.boundary(other.training.step())
+    other.step()
     assert other.training.run_tokens == 60_000 + 5 * 256
-    other.close()
 
 
 def test_the_schedule_goes_back_with_the_chain_and_after_a_crowd_that_was_none(bench):
-    training, mailbox = bench.training, bench.mailbox
+    training = bench.training
     interval = MICRO.sync.inner_steps * 256
     for fragment in range(4):
         bench.post(Install(fragment, 9, 1, "rebase", tokens=1 << 40))
-    mailbox.boundary(training.step())
+    bench.step()
     assert training.run_tokens > 1 << 40
     for fragment in range(4):  # a chain with fewer tokens won
         bench.post(Install(fragment, 10, 0, "rebase", tokens=60_000))
     for learners, least, most in ((1, 0, 1), (10_000, 8, 1 << 20), (1, 0, 1)):
         bench.post(Learners(learners))
-        mailbox.boundary(training.step())
+        bench.step()
         assert 60_000 + least * interval < training.run_tokens < 60_000 + most * interval
 
 
@@ -382,16 +358,11 @@ def test_compiled_passes_learn_the_same_over_an_odd_last_pass_and_a_version(tmp_
 
     torch._dynamo.reset()
     counters.clear()
-    plain, expected = alone(3, MANIFEST, micro_batch=PASS_TOKENS)
-    task = task_of(MANIFEST)
-    model = task.model()
-    model.load_state_dict(task.initial_parameters())
-    options = PassOptions(PASS_TOKENS, compile="always", precision="fp32")
-    training = Training(task, model, data().train, "peer-a", options=options)
-    found = [training.step().loss for _ in range(3)]
+    plain, expected = alone(3, MANIFEST, micro_batch_tokens=PASS_TOKENS)
+    training, found = alone(3, MANIFEST, micro_batch_tokens=PASS_TOKENS, compile="always")
     for each, losses in ((plain, expected), (training, found)):
         go_elsewhere(each)
-        losses += [each.step().loss for _ in range(2)]
+        losses += losses_of(each, 2)
     assert training._passes.made == 2
     assert counters["stats"]["unique_graphs"] == 1, "none of the odd passes, and none anew"
     assert training._passes.forms.form is Form.COMPILED and training.take_notes() == []
@@ -420,19 +391,15 @@ PART = (torch.ones(4, 3),)
 
 
 class Compiler:
-    """`torch.compile` whose functions count their calls, and fail if they are told to."""
+    """`torch.compile` whose functions count their calls."""
 
-    def __init__(self) -> None:
-        self.failure: Exception | None = None
-        self.calls = 0
+    calls = 0
 
     def __call__(self, function, dynamic):
         assert not dynamic
 
         def compiled(*part):
             self.calls += 1
-            if self.failure is not None:
-                raise self.failure
             return function(*part)
 
         return compiled
@@ -530,21 +497,6 @@ def test_passes_of_another_shape_are_made_as_they_are(compiler):
     assert compiler.calls == 3
 
 
-def test_a_compiler_that_fails_is_left(compiler):
-    compiler.failure = RuntimeError("no compiler is installed")
-    steps = Steps()
-    steps.make(STEPS)
-    with pytest.raises(RuntimeError):
-        steps.make()
-    assert steps.forms.leave("no compiler is installed"), "the pass is made again, by whoever asked for it"
-    compiler.failure = None
-    steps.make(STEPS)
-    assert steps.forms.form is Form.LEFT and compiler.calls == 1
-    assert steps.forms.take_notes() == [
-        "torch.compile failed (no compiler is installed): training without it"
-    ]
-
-
 def test_models_whose_shapes_change_are_compiled_for_who_insists_only(compiler):
     manifest = for_run("micro", "experts")
     task = task_of(msgspec.structs.replace(manifest, model=manifest.model | {"experts": 2}))
@@ -558,6 +510,9 @@ def test_never_is_never_and_what_is_not_compiled_cannot_be_left(compiler):
     steps.make(3 * STEPS)
     assert steps.forms.form is Form.LEFT and compiler.calls == 0
     assert not steps.forms.leave("whatever")
+    compiled = Steps("always")
+    compiled.make()
+    assert compiled.forms.leave("whatever") and compiled.forms.form is Form.LEFT
 
 
 def test_compiled_code_is_kept_in_a_folder(tmp_path, monkeypatch):
@@ -681,12 +636,12 @@ def test_what_is_compiled_at_once_and_recorded_says_so_in_time(compiler, monkeyp
 # Saving and restoring a learner.
 
 
-def test_saved_and_restored_training_goes_on_bit_identically(tmp_path, bench):
+def test_saved_and_restored_training_goes_on_bit_identically(tmp_path, bench, benches):
     _, expected = alone(20)
-    losses = [bench.training.step().loss for _ in range(9)]
+    losses = losses_of(bench.training, 9)
     bench.fragments.count_step(1)
     loop.save_checkpoint(tmp_path / "state", bench.training, bench.fragments)
-    other = Bench()
+    other = benches()
     loop.restore_checkpoint(tmp_path / "state", ["all"] * 4, other.training, other.fragments)
     saved, restored = bench.parameters(), other.parameters()
     # base - (base - theta) is theta up to one rounding; make it exact to see that nothing else differs.
@@ -694,21 +649,19 @@ def test_saved_and_restored_training_goes_on_bit_identically(tmp_path, bench):
         torch.testing.assert_close(restored[name], saved[name], rtol=0, atol=1e-7)
     other.training.model.load_state_dict(saved)
     other.training.stream = bench.training.stream  # kept beside the state (test_data_streams)
-    losses += [other.training.step().loss for _ in range(11)]
-    other.close()
-    assert losses == expected
+    assert losses + losses_of(other.training, 11) == expected
 
 
-def test_restore_modes_take_all_or_the_rest_or_nothing(tmp_path, bench):
+def test_restore_modes_take_all_or_the_rest_or_nothing(tmp_path, bench, benches):
     for _ in range(3):
-        bench.mailbox.boundary(bench.training.step())
-    copies = [e for e in bench.events() if isinstance(e, CopiedOut)]
-    assert [c.fragment for c in copies] == [0]  # due at inner step 2, so one step is not in flight
+        bench.step()
+    # Due at inner step 2, so one step is not in flight.
+    assert [copied.fragment for copied in bench.events(CopiedOut)] == [0]
     loop.save_checkpoint(tmp_path / "state", bench.training, bench.fragments)
     whole, rest = bench.fragments.displacement(0), bench.fragments.not_in_flight(0)
     assert not torch.equal(whole, rest)
     for mode, expected, steps in (("all", whole, 3), ("rest", rest, 1), ("none", whole * 0, 0)):
-        other = Bench()
+        other = benches()
         other.exchange.base(0, 0).add_(1.0)  # the base has moved on meanwhile
         other.fragments.scatter_bases(dict(other.training.model.named_parameters()))
         loop.restore_checkpoint(tmp_path / "state", [mode] * 4, other.training, other.fragments)
@@ -717,16 +670,15 @@ def test_restore_modes_take_all_or_the_rest_or_nothing(tmp_path, bench):
         assert other.fragments.counters[0].unmerged_tokens == steps * 256
         assert not other.fragments.counters[0].slot_in_use
         assert other.training.inner_step == 3
-        other.close()
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_muon_has_its_own_moments_and_leaves_those_of_another_optimizer(tmp_path, bench, monkeypatch, fast):
+def test_muon_has_its_own_moments_and_leaves_those_of_another_optimizer(tmp_path, benches, monkeypatch, fast):
     monkeypatch.setattr(optimizer, "multiplies_bf16", lambda kind: fast)
     inner = msgspec.structs.replace(MICRO.inner, optimizer="muon", warmup_tokens=2560)
     manifest = msgspec.structs.replace(MICRO, inner=inner)
-    trained, same = (Bench(manifest) for _ in range(2))
-    losses = [trained.training.step().loss for _ in range(12)]
+    trained, same, bench = benches(manifest), benches(manifest), benches()
+    losses = losses_of(trained.training, 12)
     assert losses[-1] < losses[0] - 0.05
     assert len(trained.training.optimizer.param_groups[-1]["params"]) == 2 * 7  # of two blocks
     loop.save_checkpoint(tmp_path / "state", trained.training, trained.fragments)
@@ -737,39 +689,39 @@ def test_muon_has_its_own_moments_and_leaves_those_of_another_optimizer(tmp_path
     note = loop.restore_checkpoint(tmp_path / "state", [], bench.training, bench.fragments)
     assert note == "the saved moments are of muon: those of adamw begin anew"
     assert (bench.training.inner_step, bench.training.optimizer_steps) == (12, 0)
-    trained.close()
-    same.close()
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "missing"])
-def test_a_damaged_state_is_refused_and_changes_nothing(tmp_path, bench, damage):
-    bench.mailbox.boundary(bench.training.step())
+def flipped(content):
+    return content[:-1000] + bytes([content[-1000] ^ 1]) + content[-999:]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        pytest.param(lambda content: content[:-1000], id="cut"),
+        pytest.param(flipped, id="flip"),
+        pytest.param(lambda content: b"", id="empty"),
+        pytest.param(None, id="missing"),
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(tmp_path, bench, benches, damaged):
+    bench.step()
     path = tmp_path / "state"
     loop.save_checkpoint(path, bench.training, bench.fragments)
-    data = bytearray(path.read_bytes())
-    if damage == "cut":
-        path.write_bytes(data[:-1000])
-    elif damage == "flip":
-        data[-1000] ^= 1
-        path.write_bytes(data)
-    elif damage == "empty":
-        path.write_bytes(b"")
-    else:
-        path.unlink()
-    other = Bench()
+    path.write_bytes(damaged(path.read_bytes())) if damaged else path.unlink()
+    other = benches()
     before = other.parameters()
     with pytest.raises(StorageError):
         loop.restore_checkpoint(path, ["all"] * 4, other.training, other.fragments)
     assert other.training.inner_step == 0
     assert all(torch.equal(before[name], value) for name, value in other.parameters().items())
-    other.close()
 
 
 def test_a_failed_save_is_reported_and_training_goes_on(tmp_path, bench):
     path = tmp_path / "no-such-folder" / "state"
     bench.post(Save(path))
-    assert bench.mailbox.boundary(bench.training.step())
-    [saved] = [e for e in bench.events() if isinstance(e, StateSaved)]
+    assert bench.step()
+    [saved] = bench.events(StateSaved)
     assert (saved.path, saved.ok) == (path, False)
     assert "cannot save" in saved.reason
 
@@ -781,17 +733,16 @@ def test_stop_saves_and_ends_the_loop(tmp_path, bench):
     assert [p.name for p in tmp_path.iterdir()] == ["state"]  # no temporary file stays
     with pytest.raises(ChannelBroken):
         bench.daemon.close()
-        bench.mailbox.boundary(bench.training.step())
+        bench.step()
 
 
-def test_who_diverged_begins_again_at_the_global_parameters(tmp_path, bench):
+def test_who_diverged_begins_again_at_the_global_parameters(tmp_path, bench, benches):
     for _ in range(3):
-        bench.mailbox.boundary(bench.training.step())
+        bench.step()
     piece = bench.fragments.layouts[0].pieces[0]
     dict(bench.training.model.named_parameters())[piece.tensor].data.view(-1)[piece.tensor_offset] = torch.nan
     loop.save_checkpoint(tmp_path / "state", bench.training, bench.fragments)
-    other = Bench()
+    other = benches()
     loop.restore_checkpoint(tmp_path / "state", ["all"] * 4, other.training, other.fragments)
     assert all(value.isfinite().all() for value in other.parameters().values())
     assert [counters.unmerged_steps for counters in other.fragments.counters] == [0, 3, 3, 3]
-    other.close()

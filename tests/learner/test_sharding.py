@@ -268,8 +268,8 @@ def test_two_copies_in_bf16_learn_what_one_learns(tmp_path, monkeypatch):
     options = msgspec.structs.replace(OPTIONS, shard="never", precision="auto")
     # Two passes of half a step, whose gradients are rounded to bf16 before they are added up: as the two do.
     half = MICRO.inner.tokens_per_step // 2
-    reference, _ = alone(0, precision="auto", micro_batch=half)
-    in_full, _ = alone(0, micro_batch=half)
+    reference, _ = alone(0, precision="auto", micro_batch_tokens=half)
+    in_full, _ = alone(0, micro_batch_tokens=half)
     with (
         closing(filled_exchange()) as exchange,
         Processes(exchange, tmp_path, Start(MICRO, options, BASES, spare=SLOWLY), bf16=True) as pair,

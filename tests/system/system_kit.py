@@ -8,6 +8,7 @@ deadline, never for a time.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -206,7 +207,7 @@ class Swarm:
         self._used: set[Path] = set()
         self._killed: set[Path] = set()
         self._forks: list[Launched] = []
-        self._commands = 0
+        self._commands = itertools.count(1)
         self._launcher: Launcher | None = None
         clean = {k: v for k, v in os.environ.items() if not k.startswith("P2PDILOCO_")}
         self.environment = clean | {TAG: self.tag, "OMP_NUM_THREADS": "1"}
@@ -245,10 +246,10 @@ class Swarm:
     def command(
         self, *arguments: str, timeout_s: float = 90.0, within: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
-        """A command that ends by itself. `within`: words that run it somewhere else. Raises: AssertionError
-        (it does not end in time)."""
-        self._commands += 1
-        out, err = (self.folder / f"command-{self._commands}.{which}" for which in ("out", "err"))
+        """A command that ends by itself; threads may run several. `within`: words that run it somewhere else.
+        Raises: AssertionError (it does not end in time)."""
+        number = next(self._commands)
+        out, err = (self.folder / f"command-{number}.{which}" for which in ("out", "err"))
         apart = within or arguments[0] in SWARMS
         process = (
             self._run_within(within, list(arguments), out, err) if apart else self._fork(arguments, out, err)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 import pytest
 from click.testing import CliRunner
 from system_kit import Daemon, Swarm, asking
+from test_swarm import SAVE_OFTEN, a_killed_syncer_is_replaced_and_comes_back
 
 from p2pdiloco.adapters.framing import RefusedByPeer
 from p2pdiloco.cli.group import cli
@@ -142,11 +143,13 @@ def test_an_invite_run(visited_swarm: Swarm) -> None:
     assert owner.full_merges(2) == count
 
 
-def test_seats_and_the_recovery_key_speak_without_the_owners(visited_swarm: Swarm) -> None:
+def test_seats_and_the_recovery_key_speak_without_the_owners_and_a_killed_syncer_is_replaced(
+    visited_swarm: Swarm,
+) -> None:
     swarm = visited_swarm
     boot = swarm.bootstrap(seats=("one", "two"))
-    one = swarm.node("one", boot, "--genesis")
-    two, three = swarm.node("two", boot), swarm.node("three", boot)
+    one = swarm.node("one", boot, "--genesis", *SAVE_OFTEN)
+    two, three = (swarm.node(name, boot, *SAVE_OFTEN) for name in ("two", "three"))
     swarm.training(one, two, three)
     run, owners = "test", ("--data-dir", str(boot.data_dir))
 
@@ -173,10 +176,9 @@ def test_seats_and_the_recovery_key_speak_without_the_owners(visited_swarm: Swar
     swarm.until(lambda: _seat_of(two, *owners, run=run), "the word of the recovery key")
     key.write_bytes(stolen)
     status, said = _run("seat", run, three.peer_id, "--end", "--yes", *owners)
-    assert (status, said) == (
-        2,
-        "the run's recovery key has spoken, and the owner's key signs nothing any more",
-    )
+    spoken = "the run's recovery key has spoken, and the owner's key signs nothing any more"
+    assert (status, said) == (2, spoken)
+    a_killed_syncer_is_replaced_and_comes_back(swarm, one, two, three)
 
 
 def test_a_run_by_list(visited_swarm: Swarm) -> None:

@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 from system_kit import LOOPBACK, Swarm
 
@@ -77,31 +76,6 @@ def test_data_folders_that_cannot_be_used(tmp_path: Path) -> None:
         said = complaint(swarm.command("node", "--join", address, "--data-dir", str(damaged)))
         assert "identity.key" in said
         assert (damaged / "identity.key").read_bytes() == b"not a key"  # nobody's identity is overwritten
-
-
-def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        bootstrap = swarm.bootstrap()
-        one = swarm.node("one", bootstrap, "--genesis", "--checkpoint-every-s", "1")
-        two = swarm.node("two", bootstrap)
-        swarm.training(one, two)
-        processes = [psutil.Process(one.pid), one.child("p2pdiloco.learner")]
-        assert processes[1] is not None
-        limits = {p: p.rlimit(psutil.RLIMIT_FSIZE) for p in processes if p is not None}
-        for process, (_, hard) in limits.items():
-            # Of the daemon less than a fragment's state. The learner cannot even write that it cannot write.
-            process.rlimit(psutil.RLIMIT_FSIZE, (40_000 if process.pid == one.pid else 0, hard))
-        swarm.until(lambda: "checkpoint-" in one.said() and "cannot save" in one.said(), "it to say so")
-        swarm.until(lambda: "learner state not saved" in one.said(), "the learner to say so")
-        swarm.advance(two, [0, 1, 2, 3], 3)
-        before = two.full_merges(2) + one.full_merges(2)
-        swarm.until(lambda: two.full_merges(2) + one.full_merges(2) > before + 2, "both to take part")
-        assert one.ended() is None
-        assert "the learner ended" not in one.said()
-        for process, limit in limits.items():
-            process.rlimit(psutil.RLIMIT_FSIZE, limit)
-        one.terminate()
-        assert list((one.data_dir / "runs").glob("*/learner.safetensors"))  # there was room again at the end
 
 
 def test_a_run_beyond_this_machine_is_refused_before_anything_is_made_of_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`p2pdiloco status` and `p2pdiloco checkpoint` against a real bootstrap and a real node."""
+"""`p2pdiloco status`, `plan`, `doctor`, `credits`, `checkpoint` against a real bootstrap and a real node."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -15,6 +17,7 @@ from system_kit import PACE, Daemon, Swarm
 from terminal_kit import Terminal
 
 from p2pdiloco.config.settings import load_settings_table
+from p2pdiloco.daemon.run_files.known_runs import read_link
 from p2pdiloco.daemon.run_files.saved_state import load_result, result_on_disk
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -25,10 +28,19 @@ def _address(daemon: Daemon) -> str:
     return daemon.address() or ""
 
 
-def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
-    bootstrap = visited_swarm.bootstrap(seats=("one",))
-    empty = visited_swarm.command("status", "--join", _address(bootstrap), "--timeout-s", "6")
-    assert empty.returncode == 3 and "no member of run test answered within 6 s" in empty.stderr
+@pytest.fixture
+def beside() -> Iterator[ThreadPoolExecutor]:
+    """For commands that wait for as long as they may, while others are typed."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def test_status_of_a_living_run(visited_swarm: Swarm, beside: ThreadPoolExecutor) -> None:
+    manifest = str(visited_swarm.manifest(seats=("one",)))
+    bootstrap = visited_swarm.bootstrap("--run", manifest, "--lan")
+    at = ("status", "--join", _address(bootstrap), "--timeout-s")
+    asked_of_nobody = beside.submit(visited_swarm.command, *at, "6")
+    _plan_of_the_run_that_the_peer_lists(visited_swarm, _address(bootstrap))
 
     # Told to stop, as by `timeout`: its folder and its network process are gone (the fixture looks).
     asking = visited_swarm.begin("status", "--join", _address(bootstrap), "--timeout-s", "60")
@@ -37,6 +49,8 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     assert asking.wait(30) == 143
     # Whoever has no parent any more is cleared away by the system in its own time.
     assert not p2pd.is_running() or p2pd.status() == psutil.STATUS_ZOMBIE
+    empty = asked_of_nobody.result()
+    assert empty.returncode == 3 and "no member of run test answered within 6 s" in empty.stderr
 
     link = bootstrap.printed().rpartition("p2pdiloco node p2pdiloco:")[2].strip()
     link = f"p2pdiloco:{link}"
@@ -58,6 +72,8 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
         assert {f["syncer"] for f in report["fragments"]} <= {node.peer_id, ""}
         data = report["data"]
         assert 1 <= data["begun"] <= data["shards"] and data["tokens"] == report["members"][0]["tokens_total"]
+
+    asked_for_another = beside.submit(visited_swarm.command, *at, "8", "--run", "nope")
 
     # Guided, at a terminal: it looks at the run through the same link, and saves what was answered.
     guided = visited_swarm.folder / "guided"
@@ -91,9 +107,7 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
         assert found[check]["level"] == "good", found[check]
     assert found["run"]["words"].startswith("test (") and found["link"]["level"] != "bad"
 
-    unknown = visited_swarm.command(
-        "status", "--join", _address(bootstrap), "--run", "nope", "--timeout-s", "8"
-    )
+    unknown = asked_for_another.result()
     assert unknown.returncode == 2 and 'the peers know no run "nope"' in unknown.stderr
     assert "they know: test (" in unknown.stderr and "Traceback" not in unknown.stderr
 
@@ -119,6 +133,31 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     assert (
         all(b.number >= a for a, b in zip(numbers, after.labels, strict=True)) and after.merges > live.merges
     )
+
+    # The bootstrap is found in the local network, by a node to whom nobody says whom to join.
+    pytest.importorskip("zeroconf")
+    near = visited_swarm.start("near", "node", "--lan", "--run", read_link(link).run, *PACE)
+    visited_swarm.until(lambda: "run test (" in near.said(), "the run that it found")
+    assert "found in this network: 1 peer of 1 run" in near.said()
+
+
+def _plan_of_the_run_that_the_peer_lists(swarm: Swarm, address: str) -> None:
+    """The link to the peer is measured, and not for two at once."""
+    asked = swarm.command("plan", "--join", address, "--json", "--step-s", "1")
+    assert asked.returncode == 0, asked.stderr
+    (row,) = json.loads(asked.stdout)
+    measured = row["measured"]
+    assert 0 < measured["round_trip_s"] < 1
+    assert measured["upload_bits_per_s"] > 1e6 and measured["download_bits_per_s"] > 1e6
+    assert row["link"]["upload_bits_per_s"] == measured["upload_bits_per_s"]
+    assert row["demand"]["participation"] == 1
+
+    again = swarm.command("plan", "--join", address)
+    assert again.returncode == 2 and "measures a link for somebody else just now" in again.stderr
+    assert "hint: try again later" in again.stderr and "Traceback" not in again.stderr
+
+    gone = swarm.command("plan", "--join", "/ip4/127.0.0.1/tcp/1" + address[address.index("/p2p/") :])
+    assert gone.returncode == 2 and "None of the initial peers can be reached" in gone.stderr
 
 
 @pytest.mark.skipif(

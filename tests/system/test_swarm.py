@@ -1,4 +1,4 @@
-"""Real processes: join, agree, lose whoever may be lost, come back."""
+"""Real processes: join, agree, lose whoever may be lost, come back; also in rotating groups of two."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from system_kit import START_S, Daemon, Swarm, asking
+from system_kit import LEARNER, START_S, Daemon, Swarm, asking
 
-from p2pdiloco.config.manifest import GroupSection
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.learner.samples import SavedPlace
@@ -25,7 +24,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 FRAGMENTS = [0, 1, 2, 3]  # of the micro preset
 NICE = 10
-LOG_VERSIONS = GroupSection().log_versions
+LOG_VERSIONS = 8
+"""Half of what is usual: updates are forgotten the sooner."""
 TERM_VERSIONS = MICRO.group.term_versions
 SAVE_OFTEN = ("--checkpoint-every-s", "2")
 
@@ -81,7 +81,11 @@ def place(daemon: Daemon) -> SavedPlace:
 
 def test_nodes_join_and_agree_and_outlive_the_bootstrap(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
-        bootstrap = swarm.bootstrap(seats=("one", "two", "late"))
+        file = swarm.manifest(seats=("one", "two", "late"))
+        text = file.read_text()
+        assert "\nlog_versions = 16\n" in text
+        file.write_text(text.replace("\nlog_versions = 16\n", f"\nlog_versions = {LOG_VERSIONS}\n"))
+        bootstrap = swarm.bootstrap("--run", str(file))
         second = swarm.second_bootstrap(bootstrap)
         one = swarm.node("one", bootstrap, "--genesis")
         two = swarm.node("two", second, "--daemon-nice", str(NICE))
@@ -176,14 +180,32 @@ def its_owner_stops_it_for_a_while(swarm: Swarm, node: Daemon, other: Daemon) ->
 
 
 @pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="no limits of other processes here")
-def test_of_two_nodes_one_with_a_full_disk_does_not_stop_the_other(tmp_path: Path) -> None:
+def test_a_full_disk_costs_checkpoints_and_a_vote_and_stops_nobody(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm, ExitStack() as stack:
         bootstrap = swarm.bootstrap()
-        one = swarm.node("one", bootstrap, "--genesis")
+        one = swarm.node("one", bootstrap, "--genesis", "--checkpoint-every-s", "1")
         two = swarm.node("two", bootstrap)
         swarm.training(one, two)
-        swarm.until(lambda: one.full_merges(2) + two.full_merges(2) >= 5, "both to take part")
 
+        def together(what: str) -> None:
+            before = one.full_merges(2) + two.full_merges(2)
+            swarm.until(lambda: one.full_merges(2) + two.full_merges(2) > before + 2, what)
+
+        processes = [psutil.Process(one.pid), one.child(LEARNER)]
+        limits = {p: p.rlimit(psutil.RLIMIT_FSIZE) for p in processes if p is not None}
+        assert len(limits) == 2
+        for process, (_, hard) in limits.items():
+            # Of the daemon less than a fragment's state. The learner cannot even write that it cannot write.
+            process.rlimit(psutil.RLIMIT_FSIZE, (40_000 if process.pid == one.pid else 0, hard))
+        swarm.until(lambda: "checkpoint-" in one.said() and "cannot save" in one.said(), "it to say so")
+        swarm.until(lambda: "learner state not saved" in one.said(), "the learner to say so")
+        swarm.advance(two, FRAGMENTS, 3)
+        together("both to take part, without checkpoints")
+        assert one.ended() is None and "the learner ended" not in one.said()
+        for process, limit in limits.items():
+            process.rlimit(psutil.RLIMIT_FSIZE, limit)
+
+        together("both to take part, with room for all")
         ask = stack.enter_context(asking(one))
 
         def votes() -> bool:
@@ -203,46 +225,48 @@ def test_of_two_nodes_one_with_a_full_disk_does_not_stop_the_other(tmp_path: Pat
         process.rlimit(psutil.RLIMIT_FSIZE, room)
         swarm.until(votes, "its vote")
         assert_agree_at_last(swarm, one, two)
+        one.terminate()
+        assert list((one.data_dir / "runs").glob("*/learner.safetensors"))  # there was room again at the end
 
 
-def test_a_killed_syncer_is_replaced_and_comes_back(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        bootstrap = swarm.bootstrap(seats=("one", "two", "three"))
-        one = swarm.node("one", bootstrap, "--genesis", *SAVE_OFTEN)
-        nodes = [one, *(swarm.node(name, bootstrap, *SAVE_OFTEN) for name in ("two", "three"))]
-        swarm.training(*nodes)
-        swarm.advance(one, FRAGMENTS, 5)
-        saved = [d for d in nodes if swarm.until(lambda d=d: d.events("checkpoint"), "a checkpoint")]
-        syncer = swarm.until(lambda: next((d for d in saved if d.is_syncer_of()), None), "a syncer")
-        peer_id, fragments = syncer.peer_id, syncer.is_syncer_of()
-        survivors = [d for d in nodes if d is not syncer]
+def a_killed_syncer_is_replaced_and_comes_back(swarm: Swarm, *nodes: Daemon) -> None:
+    """Of three nodes that save often."""
+    swarm.advance(nodes[0], FRAGMENTS, 5)
+    saved = [d for d in nodes if swarm.until(lambda d=d: d.events("checkpoint"), "a checkpoint")]
+    syncer = swarm.until(lambda: next((d for d in saved if d.is_syncer_of()), None), "a syncer")
+    peer_id, fragments = syncer.peer_id, syncer.is_syncer_of()
+    survivors = [d for d in nodes if d is not syncer]
 
-        swarm.kill(syncer)  # its learner and its p2pd end by themselves
-        lines = {d.name: len(d.events("progress")) for d in survivors}
-        held = syncer.number(fragments[0])
-        for survivor in survivors:
-            swarm.advance(survivor, FRAGMENTS, 3)
-            # Nothing that a peer does stops inner steps: no pause comes near a time-out of the protocol.
-            gaps = [e.longest_gap_s for e in survivor.events("progress")[lines[survivor.name] :]]
-            assert max(gaps, default=0.0) < Timing().suspect_s
+    swarm.kill(syncer)  # its learner and its p2pd end by themselves
+    lines = {d.name: len(d.events("progress")) for d in survivors}
+    held = syncer.number(fragments[0])
+    for survivor in survivors:
+        swarm.advance(survivor, FRAGMENTS, 3)
+        # Nothing that a peer does stops inner steps: no pause comes near a time-out of the protocol.
+        gaps = [e.longest_gap_s for e in survivor.events("progress")[lines[survivor.name] :]]
+        assert max(gaps, default=0.0) < Timing().suspect_s
 
-        again = swarm.node(syncer.name, survivors[0], *SAVE_OFTEN)
-        swarm.training(again)
-        assert again.peer_id == peer_id
-        swarm.until(lambda: again.number(fragments[0]) > held, "the restarted node to catch up")
-        swarm.until(lambda: sum(d.full_merges(3) for d in (*survivors, again)) > 0, "all three to take part")
-        before = sum(d.full_merges(3) for d in (*survivors, again))
-        swarm.until(
-            lambda: sum(d.full_merges(3) for d in (*survivors, again)) > before + 3, "its contributions"
-        )
-        assert_agree_at_last(swarm, *survivors, again)
+    again = swarm.node(syncer.name, survivors[0], *SAVE_OFTEN)
+    swarm.training(again)
+    assert again.peer_id == peer_id
+    swarm.until(lambda: again.number(fragments[0]) > held, "the restarted node to catch up")
+    before = sum(d.full_merges(3) for d in survivors)
+    swarm.until(lambda: sum(d.full_merges(3) for d in (*survivors, again)) > before + 4, "its contributions")
+    assert_agree_at_last(swarm, *survivors, again)
 
 
-def test_a_dead_rank_a_dead_learner_and_a_dead_p2pd_are_replaced_in_place(tmp_path: Path) -> None:
+def newest_checkpoint(daemon: Daemon, fragment: int) -> Path:
+    folder = next((daemon.data_dir / "runs").iterdir()) / "fragments" / f"{fragment:03d}"
+    return max(folder.glob("checkpoint-*.safetensors"), key=lambda p: int(p.stem.split("-")[1]))
+
+
+def test_the_dead_are_replaced_in_place_and_who_comes_back_goes_on_from_what_it_saved(tmp_path: Path) -> None:
+    """A dead rank, a dead learner, a dead p2pd; then an orderly end, and checkpoints that are damaged."""
     with Swarm(tmp_path) as swarm:
         bootstrap = swarm.bootstrap()
         one = swarm.node("one", bootstrap, "--genesis")
-        two = swarm.node("two", bootstrap, "--nproc", "2", "--precision", "fp32")
+        several = ("--nproc", "2", "--precision", "fp32")
+        two = swarm.node("two", bootstrap, *several)
         swarm.training(one, two)
 
         def runs(daemon: Daemon) -> list[str]:
@@ -291,20 +315,7 @@ def test_a_dead_rank_a_dead_learner_and_a_dead_p2pd_are_replaced_in_place(tmp_pa
         # While neither heard the other, each may have made a version of its own: a fork, which heals.
         assert_agree_at_last(swarm, one, two)
 
-
-def newest_checkpoint(daemon: Daemon, fragment: int) -> Path:
-    folder = next((daemon.data_dir / "runs").iterdir()) / "fragments" / f"{fragment:03d}"
-    return max(folder.glob("checkpoint-*.safetensors"), key=lambda p: int(p.stem.split("-")[1]))
-
-
-def test_sigterm_saves_and_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        bootstrap = swarm.bootstrap()
-        one = swarm.node("one", bootstrap, "--genesis")
-        two = swarm.node("two", bootstrap)
-        swarm.training(one, two)
         swarm.until(lambda: two.inner_step() > 100, "some training")
-        peer_id = two.peer_id
         two.terminate()
         swarm.until(lambda: [e for e in one.events("leave") if e.peer == peer_id], "the good-bye to be heard")
         assert two.events("shutdown") and two.inner_step() > 100
@@ -317,16 +328,16 @@ def test_sigterm_saves_and_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> 
         flipped.write_bytes(content)
         cut.write_bytes(cut.read_bytes()[:-100])
         restored = two.inner_step()
-        again = swarm.node("two", bootstrap)
+        again = swarm.node("two", bootstrap, *several)
         swarm.training(again)
         assert again.inner_step() >= restored  # the learner went on where it was
         assert again.said().count("set aside") == 2 and flipped.name in again.said()
         assert flipped.with_name(flipped.name + ".corrupt").exists()
         swarm.until(lambda: min(again.number(f) for f in FRAGMENTS) > one.number(0) - 50, "it to catch up")
-        before = one.full_merges(2) + again.full_merges(2)
-        swarm.until(lambda: one.full_merges(2) + again.full_merges(2) > before + 3, "contributions of both")
-        assert_digests_agree(one, again)
-        alone_it_finds_the_bootstrap(swarm, bootstrap, one, again)
+        two = again
+        together("contributions of both, from what it saved")
+        assert_digests_agree(one, two)
+        alone_it_finds_the_bootstrap(swarm, bootstrap, one, two)
 
 
 def alone_it_finds_the_bootstrap(swarm: Swarm, bootstrap: Daemon, one: Daemon, two: Daemon) -> None:
@@ -385,3 +396,95 @@ def test_a_node_alone_starts_only_when_told_and_goes_on_from_what_it_saved(tmp_p
         assert "--genesis" in waiting.said()
         waiting.terminate()
         assert "running" not in [e.reason for e in waiting.events("learner")]
+
+
+# Groups: five nodes, two in a group, and the loss of a root.
+
+
+GROUP = 2
+NODES = ("one", "two", "three", "four", "five")
+
+
+def grouped_manifest(swarm: Swarm) -> Path:
+    path = swarm.manifest("test", "--expected-members", str(len(NODES)), seats=NODES)
+    text = path.read_text()
+    assert "\nsize = 16\n" in text
+    path.write_text(text.replace("\nsize = 16\n", f"\nsize = {GROUP}\n"))
+    return path
+
+
+def leaf_groups(*daemons: Daemon) -> set[str]:
+    """Leaf groups whose syncers made partial merges."""
+    return {e.group for d in daemons for e in d.events("partial") if e.contributors}
+
+
+def roots(*daemons: Daemon) -> list[Daemon]:
+    """Who published the newest version of a fragment, of the nodes that live."""
+    newest: dict[int, tuple[int, Daemon]] = {}
+    for daemon in daemons:
+        for event in daemon.events("publish"):
+            if event.digest and event.number > newest.get(event.fragment, (-1, daemon))[0]:
+                newest[event.fragment] = (event.number, daemon)
+    return [daemon for _, daemon in newest.values() if daemon.ended() is None]
+
+
+def held(daemon: Daemon) -> set[tuple[int, int, str]]:
+    """Fragment, number and digest of every version that it has had."""
+    return {(*version, digest) for version, digest in daemon.heads().items()}
+
+
+def last_published(daemon: Daemon) -> set[tuple[int, int, str]]:
+    """Of every fragment the newest version that it published itself."""
+    made = {e.fragment: (e.number, e.digest) for e in daemon.events("publish") if e.digest}
+    return {(fragment, *version) for fragment, version in made.items()}
+
+
+def largest_merge(*daemons: Daemon) -> int:
+    """Contributors of the largest version so far."""
+    return max((e.contributors for d in daemons for e in d.events("merge")), default=0)
+
+
+@pytest.mark.timeout(300)
+def test_groups_merge_into_one_version_and_outlive_their_root(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        bootstrap = swarm.bootstrap("--run", str(grouped_manifest(swarm)))
+        nodes = [
+            swarm.node(
+                name, bootstrap, *(["--genesis"] if name == "one" else []), "--checkpoint-every-s", "5"
+            )
+            for name in NODES
+        ]
+        swarm.training(*nodes)
+        for node in nodes:
+            swarm.advance(node, FRAGMENTS, 3, timeout_s=120)
+        # No group has more than its members, so a version of more contributors is of several groups.
+        swarm.until(lambda: largest_merge(*nodes) > GROUP + 1, "a version of several groups", 120)
+        assert len(leaf_groups(*nodes)) > 1
+        swarm.until(lambda: [e for d in nodes for e in d.events("groups")], "the groups to rotate", 120)
+
+        status = swarm.command("status", "--join", nodes[1].address() or "", "--json")
+        assert status.returncode == 0, status.stderr
+        rows = json.loads(status.stdout)["fragments"]
+        assert all(row["groups"] > 1 and row["levels"] > 1 for row in rows)
+        assert {row["root"] for row in rows} <= {d.peer_id for d in nodes}
+
+        root = swarm.until(lambda: next(iter(roots(*nodes)), None), "a root")
+        survivors = [d for d in nodes if d is not root]
+        swarm.kill(root)
+        lost = last_published(root) - {v for d in survivors for v in held(d)}
+        for survivor in survivors:
+            swarm.advance(survivor, FRAGMENTS, 4, timeout_s=120)
+        before = len([e for d in survivors for e in d.events("merge") if e.contributors > GROUP])
+        swarm.until(
+            lambda: len([e for d in survivors for e in d.events("merge") if e.contributors > GROUP]) > before,
+            "a version of several groups of the survivors",
+            120,
+        )
+        again = swarm.node(root.name, survivors[0])
+        swarm.until(
+            lambda: [e for e in again.events("contribution") if e.reason == "merged"],
+            "the root that was killed to take part again",
+            120,
+        )
+        assert_agree_at_last(swarm, *survivors, again)
+        assert assert_digests_agree(*nodes, again, lost=lost) > 20

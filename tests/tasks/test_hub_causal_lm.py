@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 from one_rank import assert_same_gradients, one_rank
+from safetensors.torch import save_file
 from torch import nn
 
 from p2pdiloco.cli.given_model import with_given_model
@@ -44,34 +45,52 @@ from p2pdiloco.tasks.task import constants_of
 
 transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)
+NEW = ["run", "new", "hub", "--preset", "micro", "--force", "--out"]
 GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 64, "vocab_size": 256}
-QWEN = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "vocab_size": 256,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-}
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+SMALL |= {"vocab_size": 256}
+QWEN = SMALL | {"model_type": "qwen2", "num_key_value_heads": 1, "max_position_embeddings": 64}
+QWEN |= {"tie_word_embeddings": False}
+
+
+def begun(toml: Path) -> tuple[Any, Any, Any]:
+    """The run of a manifest, signed, its vault, and what it begins with."""
+    signed, vault = sign_run(toml, Identity.generate())
+    return signed, vault, result_of(signed, vault, list(genesis_versions(signed, vault)))
+
+
+def new_run(config: Any, folder: Path, given: str = "--architecture", *more: str) -> int:
+    """Write this config into a folder, and a manifest of it; the exit status."""
+    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return run([*NEW, str(folder / "run.toml"), given, str(folder), *more])
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(input_ids=torch.arange(3, 35).view(1, -1), use_cache=False).logits
+    return found
+
+
+def loaded(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def exported(checkpoint: Path, out: Path) -> Any:
+    """What transformers makes of an export."""
+    assert run(["export", "--checkpoint", str(checkpoint), "--out", str(out)]) == 0
+    return loaded(out)
 
 
 @pytest.mark.parametrize("config", [GPT2, QWEN], ids=["gpt2-tied", "qwen2"])
 def test_an_architecture_becomes_a_run_and_comes_back(config: dict[str, object], tmp_path: Path) -> None:
     """config.json -> run -> training -> export -> transformers -> run."""
-    (tmp_path / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoConfig": "evil.Evil"}}))
-    toml = tmp_path / "run.toml"
-    new = ["run", "new", "hub", "--preset", "micro"]
-    assert run([*new, "--architecture", str(tmp_path / "config.json"), "--out", str(toml)]) == 0
-    signed, vault = sign_run(toml, Identity.generate())
+    assert new_run(config | {"auto_map": {"AutoConfig": "evil.Evil"}}, tmp_path) == 0
+    signed, _, theta = begun(tmp_path / "run.toml")
     manifest = signed.manifest
     assert manifest.run.task == "hf-causal-lm" and "evil" not in manifest.model["config"]  # type: ignore[operator]
     task = task_of(manifest)
     names = [spec.name for spec in task.specs()]
     assert ("lm_head.weight" in names) == (config is QWEN), "a tied head is its embedding, once"
-    theta = result_of(signed, vault, list(genesis_versions(signed, vault)))
     model = theta.model(torch.device("cpu"))
     data = task.load_data(None)
     held_out = heldout_batch(task, data.heldout, 1024)
@@ -84,20 +103,15 @@ def test_an_architecture_becomes_a_run_and_comes_back(config: dict[str, object],
     assert isinstance(task.written(model, "def ", 3, 0.0, 0), str)
 
     theta.save(tmp_path / "theta")
-    out = tmp_path / "out"
-    assert run(["export", "--checkpoint", str(tmp_path / "theta"), "--out", str(out)]) == 0
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
-    ours = load_result(tmp_path / "theta").model(torch.device("cpu")).eval()
-    ids = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        torch.testing.assert_close(theirs(ids).logits, ours(ids).logits, rtol=1e-4, atol=1e-5)
+    theirs = exported(tmp_path / "theta", tmp_path / "out")
+    ours = load_result(tmp_path / "theta").model(torch.device("cpu"))
+    torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-5)
 
     theirs.save_pretrained(tmp_path / "saved")  # as anybody else would have it
     again = tmp_path / "again.toml"
     for source in ("theta", "out", "saved"):
-        assert run([*new, "--force", "--from", str(tmp_path / source), "--out", str(again)]) == 0
-        second, vault_2 = sign_run(again, Identity.generate())
-        found = result_of(second, vault_2, list(genesis_versions(second, vault_2)))
+        assert run([*NEW, str(again), "--from", str(tmp_path / source)]) == 0
+        second, _, found = begun(again)
         assert all(torch.equal(found.parameters[n], value) for n, value in theta.parameters.items())
         task = task_of(second.manifest)
         Training(task, found.model(torch.device("cpu")), task.load_data(None).train, "peer").step()
@@ -117,7 +131,7 @@ def test_a_name_is_looked_up_on_the_hub_and_what_fails_there_is_one_sentence(
         raise ConnectionError("We could not connect\nto the hub.\nCheck your connection.")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    new = ["run", "new", "hub", "--preset", "micro", "--out", str(tmp_path / "run.toml")]
+    new = [*NEW, str(tmp_path / "run.toml")]
     assert run([*new, "--architecture", "owner/small@abc"]) == 0
     assert asked == [(("owner/small", "config.json"), {"revision": "abc"})]
     signed, _ = sign_run(tmp_path / "run.toml", Identity.generate())
@@ -125,12 +139,12 @@ def test_a_name_is_looked_up_on_the_hub_and_what_fails_there_is_one_sentence(
     assert "text is read as raw bytes" in capsys.readouterr().err
     # What is no name there is not asked for.
     for missing in (tmp_path / "missing", "missing.json", "a/b/c"):
-        assert run([*new, "--force", "--architecture", str(missing)]) == 2
+        assert run([*new, "--architecture", str(missing)]) == 2
         said = capsys.readouterr().err
         assert f"there is no file or folder {missing}\n" in said and "asking" not in said
-    assert run([*new, "--force", "--tokenizer", "missing/tokenizer.json"]) == 2
+    assert run([*new, "--tokenizer", "missing/tokenizer.json"]) == 2
     assert "there is no tokenizer file missing/tokenizer.json" in capsys.readouterr().err
-    assert run([*new, "--force", "--architecture", "gpt3"]) == 2
+    assert run([*new, "--architecture", "gpt3"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "asking the hub for config.json of gpt3",
         "error: config.json of gpt3 cannot be had from the hub: We could not connect",
@@ -149,43 +163,32 @@ def test_of_several_configs_in_a_folder_the_one_that_is_named_is_read(tmp_path: 
 def test_an_encoder_is_no_causal_model_unless_it_is_a_decoder_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bert = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    bert |= {"intermediate_size": 16, "vocab_size": 256, "max_position_embeddings": 64}
-    file = tmp_path / "config.json"
-    new = ["run", "new", "hub", "--preset", "micro", "--out", str(tmp_path / "run.toml"), "--force"]
-    file.write_text(json.dumps(bert | {"is_decoder": True}))
-    assert run([*new, "--architecture", str(file)]) == 0
+    bert = SMALL | {"model_type": "bert", "max_position_embeddings": 64}
+    decoder = bert | {"is_decoder": True}
+    assert new_run(decoder, tmp_path) == 0
     specs = task_of(sign_run(tmp_path / "run.toml", Identity.generate())[0].manifest).specs()
     built(bert, specs).save_pretrained(tmp_path)
     for given in ("--architecture", "--from"):
-        file.write_text(json.dumps(bert))
-        assert run([*new, given, str(tmp_path)]) == 2
+        assert new_run(bert, tmp_path, given) == 2
         assert 'the model "bert" is not causal: what it says of a token depends' in capsys.readouterr().err
-        file.write_text(json.dumps(bert | {"is_decoder": True}))
-        assert run([*new, given, str(tmp_path)]) == 0
-    file.write_text(json.dumps(QWEN | {"num_key_value_heads": 3}))
-    assert run([*new, "--architecture", str(file)]) == 2
+        assert new_run(decoder, tmp_path, given) == 0
+    assert new_run(QWEN | {"num_key_value_heads": 3}, tmp_path) == 2
     assert 'the model "qwen2" takes no plain text: ' in capsys.readouterr().err
 
 
 def test_what_cannot_be_built_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "config.json"
-    new = ["run", "new", "hub", "--preset", "micro", "--out", str(tmp_path / "run.toml"), "--force"]
-    cases = {
-        json.dumps({"model_type": "no-such-model"}): "knows no such model_type\n",
-        json.dumps({"n_embd": 16}): "the config has no model_type",
-        json.dumps({"model_type": ["gpt2"]}): "the config has no model_type",
-        json.dumps(GPT2 | {"n_embd": "x"}): "'n_embd' expected int, got str",
-        json.dumps({"model_type": "vit"}): 'causal model "vit": it has no such one\n',
-        "[]": "is not JSON",
-    }
-    for text, words in cases.items():
-        file.write_text(text)
-        assert run([*new, "--architecture", str(file)]) == 2
+    for config, words in (
+        ({"model_type": "no-such-model"}, "knows no such model_type\n"),
+        ({"n_embd": 16}, "the config has no model_type"),
+        ({"model_type": ["gpt2"]}, "the config has no model_type"),
+        (GPT2 | {"n_embd": "x"}, "'n_embd' expected int, got str"),
+        ({"model_type": "vit"}, 'causal model "vit": it has no such one\n'),
+        ("[]", "is not JSON"),
+    ):
+        assert new_run(config, tmp_path) == 2
         assert words in capsys.readouterr().err
-    file.write_text(json.dumps(GPT2))
-    assert run([*new, "--architecture", str(file), "--from", str(tmp_path)]) == 2
-    assert run([*new, "--architecture", str(tmp_path)]) == 0
+    assert new_run(GPT2, tmp_path, "--architecture", "--from", str(tmp_path)) == 2
+    assert new_run(GPT2, tmp_path) == 0
     manifest = sign_run(tmp_path / "run.toml", Identity.generate())[0].manifest
     # Another release of the library that builds something else is noticed.
     wider = json.loads(str(manifest.model["config"])) | {"n_embd": 32}
@@ -296,13 +299,9 @@ def with_vocabulary(value: object) -> HubCausalLM:
 
 @pytest.mark.parametrize(
     "config",
-    [
-        GPT2,
-        {"model_type": "biogpt", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-         "intermediate_size": 16, "vocab_size": 256},
-    ],
+    [GPT2, SMALL | {"model_type": "biogpt"}],
     ids=["gpt2", "biogpt"],
-)  # fmt: skip
+)
 def test_there_is_no_dropout_also_where_a_config_does_not_name_it(
     config: dict[str, object], tmp_path: Path
 ) -> None:
@@ -346,21 +345,10 @@ def test_gradients_are_the_same_where_processes_share_it_out(
 
 # Constants of a model (persistent buffers): from a folder into version 0, every instance, and the export.
 
-torch.set_num_threads(1)
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
-GLM = SIZES | {
-    "model_type": "glm4_moe",
-    "intermediate_size": 32,
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "head_dim": 16,
-    "vocab_size": 256,
-    "max_position_embeddings": 64,
-}
+EXPERTS = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1}
+EXPERTS |= {"topk_group": 1, "first_k_dense_replace": 1}
+GLM = SMALL | EXPERTS | {"model_type": "glm4_moe", "num_hidden_layers": 2, "num_key_value_heads": 2}
+GLM |= {"head_dim": 8, "max_position_embeddings": 64}
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
 
 
@@ -377,20 +365,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return kept
 
 
-def logits(model: Any) -> torch.Tensor:
-    with torch.no_grad():
-        found: torch.Tensor = model.eval()(input_ids=torch.arange(3, 35).view(1, -1), use_cache=False).logits
-    return found
-
-
 def test_they_are_in_version_0_in_every_instance_and_in_the_export(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = logits(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    expected = logits(loaded(folder))
     toml, data_dir = tmp_path / "run.toml", tmp_path / "node"
-    new = ["run", "new", "glm", "--preset", "micro", "--tokenizer", "bytes", "--from", str(folder)]
-    assert run([*new, "--out", str(toml)]) == 0
-    signed, vault = sign_run(toml, Identity.generate())
+    assert run([*NEW, str(toml), "--tokenizer", "bytes", "--from", str(folder)]) == 0
+    signed, vault, theta = begun(toml)
     listed = constants_of(signed.manifest.model)
     assert [constant.name for constant in listed] == [BIAS] and footprint_of(signed.manifest).download_bytes
     save_run(data_dir, signed, vault)
@@ -399,8 +380,8 @@ def test_they_are_in_version_0_in_every_instance_and_in_the_export(
     least, most = size_bounds(signed.manifest)
     assert least < kept.stat().st_size <= most
     model = instance_of(task_of(signed.manifest), load_constants(kept, listed))
-    result_of(signed, vault, list(genesis_versions(signed, vault))).save(tmp_path / "theta")
-    own = {name: value for name, value in load_result(tmp_path / "theta").parameters.items()}
+    theta.save(tmp_path / "theta")
+    own = load_result(tmp_path / "theta").parameters
     for name, parameter in model.named_parameters():
         parameter.data.copy_(own[name])
     assert torch.equal(logits(model), expected)
@@ -414,11 +395,8 @@ def test_they_are_in_version_0_in_every_instance_and_in_the_export(
     alone = asyncio.run(asking)
     assert torch.equal(alone[BIAS], signed.constants[BIAS]) and giver.given_bytes == 16
     # The export.
-    out = tmp_path / "out"
-    assert run(["export", "--checkpoint", str(tmp_path / "theta"), "--out", str(out)]) == 0
-    again = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    assert torch.equal(logits(again), expected)
-    second = with_given_model(out, "", for_run("micro", "again"))[0]
+    assert torch.equal(logits(exported(tmp_path / "theta", tmp_path / "out")), expected)
+    second = with_given_model(tmp_path / "out", "", for_run("micro", "again"))[0]
     assert second.model["constants_sum"] == signed.manifest.model["constants_sum"]
 
 
@@ -442,8 +420,6 @@ def test_a_file_with_other_constants_is_refused(folder: Path, tmp_path: Path) ->
     manifest = with_given_model(folder, "", for_run("micro", "glm"))[0]
     listed = constants_of(manifest.model)
     other = tmp_path / "other.safetensors"
-    from safetensors.torch import save_file
-
     for tensors in ({}, {BIAS: torch.zeros(5)}, {BIAS: torch.zeros(4, dtype=torch.int64)}):
         save_file(tensors, other)
         with pytest.raises(StorageError):

@@ -18,7 +18,6 @@ from token_files import DOCUMENTS
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.samples import SampleStream
-from p2pdiloco.tasks import hub_streams
 from p2pdiloco.tasks import hub_streams as hub
 from p2pdiloco.tasks import text as packing
 from p2pdiloco.tasks.documents import hub_file, is_heldout
@@ -27,34 +26,6 @@ from p2pdiloco.tasks.task import Place, Shards
 from p2pdiloco.tasks.tokens import ByteTokenizer, FileTokenizer
 
 CONTEXT = 16
-
-
-def test_what_becomes_damaged_while_it_is_streamed_is_one_sentence(monkeypatch):
-    class Source:
-        num_shards = 1
-
-        def __init__(self, error):
-            self.error = error
-
-        def shard(self, **_):
-            return self
-
-        def skip(self, _):
-            return self
-
-        def __iter__(self):
-            raise self.error
-
-    monkeypatch.setattr(hub, "RETRIES_S", (0.0,))
-    for error, words in (
-        (EOFError("cut"), "the data set x cannot be read any more: cut"),
-        (zlib.error("invalid"), "the data set x cannot be read any more: invalid"),
-        (ValueError("no text"), "the data set x cannot be read: no text"),
-    ):
-        section = DataSection(**LOCAL)
-        stream = hub.HubStream(Source(error), section, CONTEXT, ByteTokenizer(), "x", "the data set x")
-        with pytest.raises(UserError, match=words):
-            read(stream.open(0, 0, Place()))
 
 
 LOCAL = {"source": "hub", "heldout_percent": 20, "shuffle_samples": 8}
@@ -68,6 +39,33 @@ def local(tmp_path):
         rows = (json.dumps({"text": text}) for text in DOCUMENTS[file::3])
         (folder / f"train-{file}.jsonl").write_text("\n".join(rows))
     return str(folder)
+
+
+class Source:
+    """One file of documents, as `datasets` gives it. `breaks`: an error in place of the document of this
+    number, counted from where reading began."""
+
+    num_shards = 1
+
+    def __init__(self, texts, breaks=None, at=0):
+        self._texts, self._breaks, self._at = texts, breaks, at
+
+    def shard(self, num_shards, index, contiguous):
+        assert (num_shards, index) == (1, 0)
+        return self
+
+    def skip(self, count):
+        return Source(self._texts[count:], self._breaks, self._at)
+
+    def __iter__(self):
+        for index, text in enumerate(self._texts):
+            if self._breaks is not None and index == self._at:
+                raise self._breaks
+            yield {"text": text}
+
+
+def stream_of(source, words="the data set", **keys):
+    return hub.HubStream(source, DataSection(**LOCAL | keys), CONTEXT, ByteTokenizer(), "x", words)
 
 
 def read(reader, most=10**6):
@@ -122,21 +120,9 @@ def test_a_local_data_set_is_streamed_in_shards_that_lose_nothing_and_go_on_anyw
 
 
 def test_the_last_block_of_a_shard_is_taken_once_whatever_is_asked_for(monkeypatch):
-    class Source:
-        num_shards = 1
-
-        def shard(self, **_):
-            return self
-
-        def skip(self, count):
-            return Source() if not count else []
-
-        def __iter__(self):
-            yield {"text": "".join(f"{number:016}" for number in range(14)) + "x"}
-
     monkeypatch.setattr(hub, "LEAST_SHARDS", 1)
-    section = DataSection(source="hub", heldout_split="test", shuffle_samples=100)
-    reader = hub.HubStream(Source(), section, CONTEXT, ByteTokenizer(), "x").open(0, 0, Place())
+    source = Source(["".join(f"{number:016}" for number in range(14)) + "x"])
+    reader = stream_of(source, heldout_split="test", shuffle_samples=100).open(0, 0, Place())
     taken = [reader.take(4) for _ in range(7)]
     assert [None if batch is None else len(batch[0]) for batch in taken] == [4, 4, 4, 2, None, None, None]
     assert len({tuple(row) for batch in taken[:4] for row in batch[0].tolist()}) == 14
@@ -203,30 +189,9 @@ def test_a_long_document_is_encoded_in_pieces_and_ends_once(monkeypatch, trained
 
 
 def test_a_stream_that_breaks_is_opened_again_where_it_was(monkeypatch):
-    class Broken:
-        """A source of one file that breaks after every seventh document."""
-
-        num_shards = 1
-
-        def __init__(self, skipped=0):
-            self.skipped = skipped
-
-        def shard(self, num_shards, index, contiguous):
-            assert (num_shards, index) == (1, 0)
-            return self
-
-        def skip(self, count):
-            return Broken(count)
-
-        def __iter__(self):
-            for index, text in enumerate(DOCUMENTS[self.skipped :]):
-                if index == 100:
-                    raise ConnectionError("cut")
-                yield {"text": text}
-
     monkeypatch.setattr(hub, "LEAST_SHARDS", 1)
     monkeypatch.setattr(hub, "RETRIES_S", (0.0, 0.0))
-    stream = hub.HubStream(Broken(), DataSection(**LOCAL), CONTEXT, ByteTokenizer(), "x")
+    stream = stream_of(Source(DOCUMENTS, ConnectionError("cut"), 100))
     kept = sum(len(text.encode()) + 1 for text in DOCUMENTS if not is_heldout(text, 20))
     assert len(read(stream.open(0, 0, Place()))) == (kept - 1) // CONTEXT
     monkeypatch.setattr(hub, "RETRIES_S", ())
@@ -235,10 +200,30 @@ def test_a_stream_that_breaks_is_opened_again_where_it_was(monkeypatch):
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(Place(3, 1, b"x")), type=Place) == Place(3, 1, b"x")
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (EOFError("cut"), "the data set x cannot be read any more: cut"),
+        (zlib.error("invalid"), "the data set x cannot be read any more: invalid"),
+        (ValueError("no text"), "the data set x cannot be read: no text"),
+    ],
+)
+def test_what_becomes_damaged_while_it_is_streamed_is_one_sentence(monkeypatch, error, words):
+    monkeypatch.setattr(hub, "RETRIES_S", (0.0,))
+    with pytest.raises(UserError, match=words):
+        read(stream_of(Source([""], error), "the data set x").open(0, 0, Place()))
+
+
 # Streamed data sets whose files differ in all but the column that is read.
 
 CARD = "---\ndataset_info:\n  features:\n  - {name: text, dtype: string}\n  - {name: k, dtype: int64}\n---\n"
 STALE = "---\ndataset_info:\n  features:\n  - {name: k, dtype: int64}\n---\n"
+
+
+def opened(folder):
+    section = DataSection(source="hub", heldout_split="other")
+    source = hub._opened(section, str(folder), "train")
+    return hub.HubStream(source, section, 8, ByteTokenizer(), "x", "the data set x")
 
 
 def texts(tmp_path, files):
@@ -248,19 +233,13 @@ def texts(tmp_path, files):
             parquet.write_table(content, tmp_path / name)
         else:
             (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    section = DataSection(source="hub", heldout_split="other")
-    source = hub._opened(section, str(tmp_path), "train")
-    stream = hub.HubStream(source, section, 8, ByteTokenizer(), "x", "the data set x")
-    parts = range(0, stream.count, stream.parts)
-    found = [text for file in parts for text in hub._texts(_file(stream, file), "text")]
+    stream = opened(tmp_path)
+    files = (stream._source.shard(stream._files, index, contiguous=False) for index in range(stream._files))
+    found = [text for file in files for text in hub._texts(file, "text")]
     assert sorted(text for shard in range(stream.count) for text in stream.documents(shard, 0) if text) == (
         sorted(text for text in found if text)
     )
     return found
-
-
-def _file(stream, shard):
-    return stream._source.shard(num_shards=stream._files, index=shard // stream.parts, contiguous=False)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +304,7 @@ def test_what_cannot_be_read_is_a_sentence_that_names_the_file(tmp_path, files, 
 
 
 def test_a_column_is_missed_before_the_file_is_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(hub_streams, "_ROWS_TOGETHER", 1)
+    monkeypatch.setattr(hub, "_ROWS_TOGETHER", 1)
     with pytest.raises(UserError, match=r'b\.jsonl has no column "text"'):
         texts(tmp_path, {"a.jsonl": '{"text":"a"}', "b.jsonl": '{"tex":"a"}\n{"tex":"b"}'})
 
@@ -334,9 +313,7 @@ def test_a_file_that_was_cut_is_opened_again_and_then_named(tmp_path, monkeypatc
     monkeypatch.setattr(hub, "RETRIES_S", (0.0,))
     (tmp_path / "a.jsonl").write_text('{"text":"a"}')
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text":"b"}\n' * 1000)[:-20])
-    section = DataSection(source="hub", heldout_split="other")
-    source = hub._opened(section, str(tmp_path), "train")
-    stream = hub.HubStream(source, section, 8, ByteTokenizer(), "x", "the data set x")
+    stream = opened(tmp_path)
     with pytest.raises(UserError, match=r"x cannot be read any more: .*b\.jsonl\.gz: Compressed file ended"):
         stream.open(0, stream.parts, Place()).take(1)
 
@@ -356,9 +333,9 @@ def test_files_that_are_left_out_for_their_ending_are_named(tmp_path):
 
 
 def test_lines_and_lists_are_bounded(monkeypatch, tmp_path):
-    monkeypatch.setattr(hub_streams, "MAX_LINE_BYTES", 40)
-    monkeypatch.setattr(hub_streams, "MAX_LIST_BYTES", 40)
-    monkeypatch.setattr(hub_streams, "_READ_BYTES", 16)
+    monkeypatch.setattr(hub, "MAX_LINE_BYTES", 40)
+    monkeypatch.setattr(hub, "MAX_LIST_BYTES", 40)
+    monkeypatch.setattr(hub, "_READ_BYTES", 16)
     assert texts(tmp_path, {"a.jsonl": '{"text":"a"}\n{"text":"bbbbbbbbbbbbb"}'}) == ["a", "b" * 13]
     for text in ('{"text":"%s"}', '["%s"]'):
         with pytest.raises(UserError, match=r"a\.jsonl.* (has|is one list of) more than "):

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.manifest import CausalLMSection, DataSection, ImageSection
-from p2pdiloco.config.presets import DIGITS, DIGITS_CNN, for_run
+from p2pdiloco.config.presets import DIGITS, DIGITS_CNN
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.learner.loop import Training, evaluate, heldout_batch
 from p2pdiloco.tasks import images, transformer
@@ -193,61 +193,39 @@ def plain(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor) -> to
     return functional.cross_entropy(functional.linear(hidden, head).float(), targets)
 
 
+def gradients(loss, hidden, head, targets, scale=1.0):
+    return torch.autograd.grad(loss(hidden, head, targets) * scale, (hidden, head))
+
+
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 50, 99])
 def test_chunks_have_the_loss_and_the_gradients_of_all_at_once(monkeypatch, chunk_tokens):
     monkeypatch.setattr(transformer, "CPU_CHUNK_NUMEL", chunk_tokens * IDS)
-    hidden, head, targets = inputs()
+    given = hidden, head, _ = inputs()
     assert chunks_of(hidden, head) == -(-TOKENS // chunk_tokens)
-    found, expected = (loss(hidden, head, targets) for loss in (next_token_loss, plain))
+    found, expected = (loss(*given) for loss in (next_token_loss, plain))
     torch.testing.assert_close(found, expected)
     for scale in (1.0, 0.25):  # as a pass that is a part of its step
-        ours, theirs = (
-            torch.autograd.grad(x * scale, (hidden, head), retain_graph=True) for x in (found, expected)
-        )
-        for one, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-5)
+        ours, theirs = (gradients(loss, *given, scale) for loss in (next_token_loss, plain))
+        torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(next_token_loss(hidden, head, targets), expected)
+        torch.testing.assert_close(next_token_loss(*given), expected)
 
 
 def test_in_bf16_chunks_are_as_near_as_all_at_once(monkeypatch):
     monkeypatch.setattr(transformer, "CPU_CHUNK_NUMEL", 30 * IDS)
-    hidden, head, targets = inputs()
-    exact = torch.autograd.grad(plain(hidden, head, targets), (hidden, head))
+    given = hidden, head, _ = inputs()
+    exact = gradients(plain, *given)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, usual = (loss(hidden, head, targets) for loss in (next_token_loss, plain))
-    for ours, theirs, right in zip(
-        torch.autograd.grad(found, (hidden, head)),
-        torch.autograd.grad(usual, (hidden, head)),
-        exact,
-        strict=True,
-    ):
+        losses = [loss(*given) for loss in (next_token_loss, plain)]
+    found, usual = (torch.autograd.grad(loss, (hidden, head)) for loss in losses)
+    for ours, theirs, right in zip(found, usual, exact, strict=True):
         assert ours.dtype == torch.float32
         assert (ours - right).norm() <= 1.5 * (theirs - right).norm()
 
 
 def test_a_small_vocabulary_is_one_chunk_bit_for_bit():
-    hidden, head, targets = inputs()
-    assert torch.equal(next_token_loss(hidden, head, targets), plain(hidden, head, targets))
-
-
-@pytest.mark.parametrize("experts", [0, 4])
-def test_a_model_s_step_is_the_same_in_chunks(monkeypatch, experts):
-    manifest = for_run("micro", "chunks")
-    task = task_of(msgspec.structs.replace(manifest, model=manifest.model | {"experts": experts}))
-    model = task.model()
-    model.load_state_dict(task.initial_parameters())
-    (batch,) = [task.load_data(None).train.batch(torch.arange(4).numpy())]
-    losses, gradients = [], []
-    for numel in (transformer.CPU_CHUNK_NUMEL, 100 * 256):
-        monkeypatch.setattr(transformer, "CPU_CHUNK_NUMEL", numel)
-        model.zero_grad()
-        loss = task.loss(model, batch)
-        loss.backward()
-        losses.append(loss.detach())
-        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    torch.testing.assert_close(losses[0], losses[1])
-    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-7, rtol=1e-4)
+    given = inputs()
+    assert torch.equal(next_token_loss(*given), plain(*given))
 
 
 def test_chunks_are_made_unless_this_very_call_is_compiled_in_bf16(monkeypatch):
@@ -279,12 +257,8 @@ def test_chunks_are_made_unless_this_very_call_is_compiled_in_bf16(monkeypatch):
 def test_compiled_chunks_have_the_gradients_of_all_at_once(monkeypatch):
     monkeypatch.setattr(transformer, "CPU_CHUNK_NUMEL", 30 * IDS)
     compiled = torch.compile(next_token_loss, backend="aot_eager", dynamic=False, fullgraph=True)
-    found = []
-    for loss in (compiled, plain):
-        hidden, head, targets = inputs()
-        found.append(torch.autograd.grad(loss(hidden, head, targets) * 0.25, (hidden, head)))
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-5)
+    found, expected = (gradients(loss, *inputs(), 0.25) for loss in (compiled, plain))
+    torch.testing.assert_close(found, expected, atol=1e-7, rtol=1e-5)
 
 
 def test_which_models_of_transformers_have_a_plain_head():

@@ -149,9 +149,14 @@ def lines(texts: list[str]) -> str:
     return "".join(json.dumps({"text": text}) + "\n" for text in texts)
 
 
-def read(source: str, folder: Path) -> Data:
-    section = DataSection(source=source, heldout_percent=20)
+def read(source: str, folder: Path, **keys: Any) -> Data:
+    section = DataSection(**{"source": source, "heldout_percent": 20} | keys)
     return load_corpus(section, str(folder), CONTEXT, ByteTokenizer())
+
+
+def text_of(data: Data) -> bytes:
+    """All of it."""
+    return bytes(data.train.text.tobytes() + data.heldout.text.tobytes())
 
 
 @known_flaw(
@@ -324,8 +329,7 @@ def written(folder: Path, source: str) -> str:
         for number in range(4):  # of each, a part is held out
             (folder / f"{number}.txt").write_text("\n".join(DOCUMENTS[number:]) * 20)
     else:
-        rows = "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS)
-        (folder / "a.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+        (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines(DOCUMENTS).encode()))
     return str(folder)
 
 
@@ -361,24 +365,19 @@ def test_every_document_begins_with_it_and_nothing_else_changes(
     assert found[END] == found[""], "the end of a document is the begin of the next one"
     if source != "hub":  # (a stream's windows come in another order)
         assert [token for token in with_it if token != first] == found[""]
+    if source == "jsonl":  # (in front of the first one, and of what is held out, there is no end)
+        at = [place for place, token in enumerate(with_it) if token == first]
         end = FileTokenizer(file_of(), END).end
-        if source == "jsonl":
-            # (in front of the first one, and of what is held out, there is no end)
-            at = [place for place, token in enumerate(with_it) if token == first]
-            assert at[0] == 0 and all(with_it[place - 1] == end for place in at[1:])
+        assert at[0] == 0 and all(with_it[place - 1] == end for place in at[1:])
 
 
 def test_a_document_in_pieces_begins_once() -> None:
     text = b"word\n" * (REGION_BYTES // 2)
     for percent in (1, 20, 50):
         found = list(pieces(text, percent))
-        assert len(found) > 3
-        begin, at = [], 0
-        for piece in found:
-            begin += [piece.begins] if at == 0 else []
-            assert piece.begins == (at == 0)
-            at += len(piece.text)
-        assert begin == [True]
+        assert len(found) > 3 and [piece.begins for piece in found] == [True] + [False] * (len(found) - 1)
+    small = [piece for count in (1, 2) for piece in pieces(b"word\n" * count, 50)]
+    assert [(piece.heldout, piece.begins) for piece in small] == [(True, True), (False, True)]
 
 
 def test_prompts_begin_with_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,8 +438,8 @@ def write(folder, source):
     folder.mkdir(exist_ok=True)
     rows = [{"body": text, "n": index} for index, text in enumerate([*DOCUMENTS, "", None])]
     if source == "parquet":
-        parquet.write_table(pyarrow.Table.from_pylist(rows[:100]), folder / "a.parquet")
-        parquet.write_table(pyarrow.Table.from_pylist(rows[100:]), folder / "b.parquet")
+        for name, part in (("a", rows[:100]), ("b", rows[100:])):
+            parquet.write_table(pyarrow.Table.from_pylist(part), folder / f"{name}.parquet")
     else:
         (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "\n")
     (folder / "readme.md").write_text("not a document")
@@ -490,39 +489,31 @@ def test_rows_that_cannot_be_read_are_one_sentence(tmp_path, source, content, se
     path = tmp_path / f"x.{source}"
     path.write_bytes(content)
     with pytest.raises(UserError, match=sentence):
-        load_corpus(DataSection(source=source), str(path), CONTEXT, ByteTokenizer())
+        read(source, path)
 
 
-def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path):
-    rows = "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS)
-    loaded = []
-    for encoding in ("utf-8", "utf-8-sig"):
-        (tmp_path / "a.jsonl").write_text(rows, encoding=encoding)
-        loaded.append(load_corpus(DataSection(source="jsonl"), str(tmp_path), CONTEXT, ByteTokenizer()))
-    assert [data.train.text.tobytes() for data in loaded] == [loaded[0].train.text.tobytes()] * 2
-
-
-def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+@pytest.mark.parametrize(
+    ("source", "content"), [("jsonl", lines(DOCUMENTS).encode()), ("files", b"line\r\n" * 999)]
+)
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path, source, content):
     loaded = []
     for mark in (b"", b"\xef\xbb\xbf"):
-        (tmp_path / "a.txt").write_bytes(mark + b"line\r\n" * 999)
-        loaded.append(load_corpus(DataSection(source="files"), str(tmp_path), CONTEXT, ByteTokenizer()))
-    assert loaded[0].train.text.tobytes() == loaded[1].train.text.tobytes()
+        (tmp_path / "a.jsonl").write_bytes(mark + content)
+        loaded.append(text_of(read(source, tmp_path)))
+    assert loaded[0] == loaded[1]
 
 
 def test_endings_in_capitals_count_and_others_are_told(tmp_path):
-    section = DataSection(source="jsonl", heldout_percent=30)
-    row = json.dumps({"text": "line\n" * 99}) + "\n"
+    row = lines(["line\n" * 99])
     (tmp_path / "c.json").write_text(row)
     words = "1 file is not called \\*.jsonl or \\*.jsonl.gz or \\*.ndjson and left out, such as .*c.json"
     with pytest.raises(UserError, match=f"there is no text in {tmp_path}: {words}"):
-        load_corpus(section, str(tmp_path), CONTEXT, ByteTokenizer())
+        read("jsonl", tmp_path)
     (tmp_path / "a.jsonl").write_text(row)
     (tmp_path / "b.JSONL").write_text(row.replace("line", "LINE"))
     (tmp_path / "d.JSONL.GZ").write_bytes(gzip.compress(row.replace("line", "Line").encode()))
-    data = load_corpus(section, str(tmp_path), CONTEXT, ByteTokenizer())
-    text = data.train.text.tobytes() + data.heldout.text.tobytes()
-    assert all(word in text for word in (b"line", b"LINE", b"Line"))
+    data = read("jsonl", tmp_path, heldout_percent=30)
+    assert all(word in text_of(data) for word in (b"line", b"LINE", b"Line"))
     assert data.note.startswith("data: 1 file is not called")
 
 
@@ -533,42 +524,39 @@ def test_no_folder_of_somebody_s_own_data_is_left_out_for_its_name(tmp_path):
         (tmp_path / name / "a.txt").write_text(f"{name}\n" * 300)
         (tmp_path / name / "a.jsonl").write_text(json.dumps({"text": f"{name}\n" * 300}))
     for source in ("files", "jsonl"):
-        section = DataSection(source=source, heldout_percent=30)
-        data = load_corpus(section, str(tmp_path), CONTEXT, ByteTokenizer())
-        text = data.train.text.tobytes() + data.heldout.text.tobytes()
+        text = text_of(read(source, tmp_path, heldout_percent=30))
         assert all(f"{name}\n".encode() in text for name in names)
         assert b"hidden" not in text
 
 
 def test_files_that_are_no_utf_8_are_counted(tmp_path):
-    section = DataSection(source="files", heldout_percent=30)
     (tmp_path / "a.txt").write_bytes("é\n".encode("latin-1") * 99)
     (tmp_path / "empty").touch()
     words = "1 file is not UTF-8 text and left out, such as .*a.txt$"
     with pytest.raises(UserError, match=f"there is no text in {tmp_path}: {words}"):
-        load_corpus(section, str(tmp_path), CONTEXT, ByteTokenizer())
+        read("files", tmp_path)
     (tmp_path / "b.bin").write_bytes(b"\0" * 99)
     (tmp_path / "c.txt").write_text("x" * 99)
     with pytest.raises(UserError, match="too little text") as caught:
-        load_corpus(section, str(tmp_path), CONTEXT, ByteTokenizer())
+        read("files", tmp_path)
     assert "; 2 files are not UTF-8 text and left out, such as" in caught.value.hint
     (tmp_path / "c.txt").write_text("text\n" * 999)
-    note = load_corpus(section, str(tmp_path), CONTEXT, ByteTokenizer()).note
-    assert note == f"data: 2 files are not UTF-8 text and left out, such as {tmp_path / 'a.txt'}"
+    said = f"data: 2 files are not UTF-8 text and left out, such as {tmp_path / 'a.txt'}"
+    assert read("files", tmp_path).note == said
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "none"])
 def test_a_damaged_gzip_file_is_one_sentence_that_names_it(tmp_path, monkeypatch, damage):
-    whole = gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS).encode())
+    whole = gzip.compress(lines(DOCUMENTS).encode())
     middle = len(whole) // 2
     content = {"cut": whole[:middle], "changed": whole[:99] + bytes(64) + whole[163:], "none": b"text" * 99}
     (tmp_path / "a.jsonl.gz").write_bytes(content[damage])
     with pytest.raises(UserError, match=r"a\.jsonl\.gz cannot be read as gzip: [^\n]+$"):
-        load_corpus(DataSection(source="jsonl"), str(tmp_path), CONTEXT, ByteTokenizer())
+        read("jsonl", tmp_path)
     # Whoever streams it is told of the folder: `datasets` does not say where it is.
     monkeypatch.setattr(hub, "RETRIES_S", ())
     with pytest.raises(UserError, match=rf"the data set {tmp_path} cannot be (read|opened): [^\n]+$"):
-        load_corpus(DataSection(**LOCAL), str(tmp_path), CONTEXT, ByteTokenizer())
+        read("hub", tmp_path, shuffle_samples=8)
 
 
 def test_a_tokenizer_is_the_manifest_s_or_none(tmp_path, trained):
@@ -586,15 +574,13 @@ def test_a_tokenizer_is_the_manifest_s_or_none(tmp_path, trained):
     ):
         with pytest.raises(UserError, match=sentence):
             load_tokenizer(section, given, vocabulary)
-    with pytest.raises(UserError, match="cannot read the tokenizer"):
-        read_tokenizer(tmp_path / "none")
-    with pytest.raises(UserError, match="cannot be read"):
-        FileTokenizer(b'{"model": 3}', "x")
-    with pytest.raises(UserError, match='no token "<eod>"'):
-        FileTokenizer(trained.read_bytes(), "<eod>")
-
-
-LOCAL = {"source": "hub", "heldout_percent": 20, "shuffle_samples": 8}
+    for wrong, sentence in (
+        (lambda: read_tokenizer(tmp_path / "none"), "cannot read the tokenizer"),
+        (lambda: FileTokenizer(b'{"model": 3}', "x"), "cannot be read"),
+        (lambda: FileTokenizer(content, "<eod>"), 'no token "<eod>"'),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            wrong()
 
 
 def test_a_missing_package_is_one_sentence_that_says_what_to_install(tmp_path, trained, monkeypatch):
@@ -602,8 +588,8 @@ def test_a_missing_package_is_one_sentence_that_says_what_to_install(tmp_path, t
     for name in ("datasets", "pyarrow", "tokenizers"):
         monkeypatch.setitem(sys.modules, name, None)
     for load, package in (
-        (lambda: load_corpus(DataSection(**LOCAL), path, CONTEXT, ByteTokenizer()), "datasets"),
-        (lambda: load_corpus(DataSection(source="parquet"), path, CONTEXT, ByteTokenizer()), "pyarrow"),
+        (lambda: read("hub", path), "datasets"),
+        (lambda: read("parquet", path), "pyarrow"),
         (lambda: load_tokenizer(tokenized(trained), trained.read_bytes(), 400), "tokenizers"),
     ):
         with pytest.raises(UserError, match=f"package {package}") as caught:

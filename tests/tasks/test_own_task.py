@@ -29,13 +29,11 @@ from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.learner.loop import evaluate, heldout_batch
-from p2pdiloco.learner.program_model import ProgramConstants, ProgramParameters
 from p2pdiloco.session import compare, new_run
 from p2pdiloco.tasks.description import describe
 from p2pdiloco.tasks.initial import named_parameters, tensor_specs
 from p2pdiloco.tasks.registry import BUILT_IN, load_manifest, render_toml, task_of
 from p2pdiloco.tasks.task import constants_of
-from p2pdiloco.tensors.layout import plan_fragments
 from p2pdiloco.tensors.sizes import TensorSpec
 from study.lockstep import Lockstep
 
@@ -229,19 +227,6 @@ def test_the_schedule_is_as_long_as_the_program_s_steps_are(tmp_path: Path, toke
     assert run.manifest.outer.momentum_warmup_merges == 13
 
 
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such key"):
-        new_run(Tied(), tmp_path / "run.toml", "own", tokens_per_step=64, steps=16)
-    with pytest.raises(ConfigError, match=r"sync\.delay_steps must be below"):
-        new_run(Tied(), tmp_path / "run.toml", "own", tokens_per_step=64, inner_steps=2, fragments=2)
-    with pytest.raises(ConfigError, match="schedule_tokens"):
-        new_run(Tied(), tmp_path / "run.toml", "own", tokens_per_step=64, schedule_steps=0)
-    path = new_run(Tied(), tmp_path / "run.toml", "own", tokens_per_step=64, fragments=2)
-    path.write_text(path.read_text().replace("10x4 embedding", "10y4"))
-    with pytest.raises(ConfigError, match="which is not a name and a shape"):
-        sign_run(path, Identity.generate())
-
-
 @pytest.mark.parametrize(
     ("name", "keys", "words"),
     [
@@ -250,22 +235,33 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         ("own", {"tokens_per_step": object()}, r"inner\.tokens_per_step must be"),
         ("own", {"fragments": 0}, r"sync\.fragments must be"),
         ("own", {"schedule_steps": -3}, r"inner\.(warmup|schedule)_tokens must be"),
+        ("own", {"schedule_steps": 0}, "schedule_tokens"),
+        ("own", {"inner_steps": 2, "fragments": 2}, r"sync\.delay_steps must be below"),
+        ("own", {"steps": 16}, "no such key"),
     ],
 )
 def test_nothing_is_written_that_would_be_refused(
     name: str, keys: dict[str, int], words: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
-        new_run(Tied(), tmp_path / "run.toml", name, **{"tokens_per_step": 64} | keys)
-    with pytest.raises(UserError, match="the model has no parameters"):
-        new_run(torch.nn.ReLU(), tmp_path / "run.toml", "own", tokens_per_step=64)
-    model = Tied()
-    model.scale.data.fill_(math.nan)
-    with pytest.raises(UserError, match="the parameter scale has values that are not finite"):
-        new_run(model, tmp_path / "run.toml", "own", tokens_per_step=64)
+    not_finite = Tied()
+    not_finite.scale.data.fill_(math.nan)
+    for model, given, wrong, kind in (
+        (Tied(), keys, words, UserError if "steps" in keys else ConfigError),
+        (torch.nn.ReLU(), {}, "the model has no parameters", UserError),
+        (not_finite, {}, "the parameter scale has values that are not finite", UserError),
+    ):
+        with pytest.raises(kind, match=wrong):
+            new_run(model, tmp_path / "run.toml", name, **{"tokens_per_step": 64} | given)
     assert not list(tmp_path.iterdir())
-    new_run(Tied(), tmp_path / "run.toml", "own", tokens_per_step=np.int64(64), inner_steps=np.int32(16))
-    sign_run(tmp_path / "run.toml", Identity.generate())
+
+
+def test_what_is_written_is_signed_unless_it_was_changed_to_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    new_run(Tied(), path, "own", tokens_per_step=np.int64(64), inner_steps=np.int32(16))
+    sign_run(path, Identity.generate())
+    path.write_text(path.read_text().replace("10x4 embedding", "10y4"))
+    with pytest.raises(ConfigError, match="which is not a name and a shape"):
+        sign_run(path, Identity.generate())
 
 
 def test_a_manifest_that_is_written_can_be_signed(tmp_path: Path) -> None:
@@ -363,32 +359,3 @@ def test_a_run_says_of_every_buffer_what_becomes_of_it(
     with pytest.raises(UserError, match="the model has no buffer code"):
         new_run(Normed(), tmp_path / "wrong.toml", "own", own_buffers=["code"], **keys)
     assert not (tmp_path / "wrong.toml").exists()
-
-
-def test_merged_statistics_and_constants_in_a_program_s_model() -> None:
-    model = Normed()
-    names = ["norm.weight", "norm.running_mean", "norm.running_var"]
-    parameters = ProgramParameters(model, names)
-    (layout,) = plan_fragments([spec for spec in describe(model).of_run(names) if spec.name in names], 1)
-    parameters.scatter(torch.full((12,), -1.0), layout)
-    parameters.settle()
-    assert model.norm.running_mean.tolist() == [-1.0] * 4
-    assert model.norm.running_var.tolist() == [0.0] * 4, "momentum takes no variance below zero"
-    model.norm.bias.requires_grad_(False)  # (the run lacks it)
-    model.norm.train()(torch.randn(8, 4))
-    model.norm.running_mean = torch.ones(4)  # other memory under the name
-    parameters = ProgramParameters(model, names)
-    model.norm.running_mean = torch.full((4,), 7.0)
-    parameters.look()
-    out = torch.empty(12)
-    parameters.gather(layout, out)
-    assert out.tolist().count(7.0) == 4
-
-    for change in (lambda: model.scale.add_(1), lambda: setattr(model, "scale", torch.ones(2))):
-        constants = ProgramConstants(model, {"scale": torch.tensor([0.5, 4.0])})
-        assert model.scale.tolist() == [0.5, 4.0]
-        model.scale.copy_(torch.tensor([0.5, 4.0]))
-        constants.look()
-        change()
-        with pytest.raises(UserError, match="the buffer scale was changed, which is a constant of the run"):
-            constants.look()

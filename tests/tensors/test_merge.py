@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import struct
-from itertools import pairwise
 
 import pytest
 import torch
@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import config
 from torch import Tensor
+from vault_kit import vault_of
 
-from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api.types import (
     FULL_TRUST,
     LEAST_SCORE,
@@ -81,12 +81,17 @@ def reference(deltas, work):
     return out
 
 
-def merged(deltas, work):
-    accumulator, out = Accumulator(LAYOUT, PERIOD), torch.empty(LAYOUT.numel)
-    for delta, (tokens, steps) in zip(deltas, work, strict=True):
-        accumulator.add(delta, tokens, steps)
+def result(accumulator):
+    out = torch.empty(LAYOUT.numel)
     accumulator.result(out)
     return out
+
+
+def merged(deltas, work, period=PERIOD, limits=NO_LIMITS):
+    accumulator = Accumulator(LAYOUT, period, limits=limits)
+    for delta, (tokens, steps) in zip(deltas, work, strict=True):
+        accumulator.add(delta, tokens, steps)
+    return result(accumulator)
 
 
 def draw(count, seed):
@@ -127,19 +132,6 @@ def test_directions_that_nearly_cancel_out_are_not_stretched_however_few_their_s
         other[piece.fragment_offset + 1] = 8e-4
     out = merged([delta, other], [(4, 1), (4, 1)])
     assert lengths(out) == pytest.approx([4e-4] * len(LAYOUT.pieces), rel=1e-2)
-
-
-def test_orthogonal_pseudo_gradients_keep_their_length_and_embeddings_average():
-    deltas = []
-    for i in range(3):
-        delta = torch.zeros(LAYOUT.numel)
-        for piece in LAYOUT.pieces:
-            delta[piece.fragment_offset + i] = 2.0
-        deltas.append(delta)
-    out = merged(deltas, [(10, 1)] * 3)
-    for piece in LAYOUT.pieces:
-        length = float(out[piece.fragment_offset : piece.fragment_offset + piece.numel].norm())
-        assert length == pytest.approx(2.0 / math.sqrt(3) if piece.plain_mean else 2.0, rel=1e-6)
 
 
 def test_what_cancels_out_is_not_stretched_but_embeddings_still_average():
@@ -198,12 +190,6 @@ def accumulate(inputs, partials=()):
         part = decode_partial(LAYOUT, payload)
         accumulator.combine(part.weight, part.reach, part.contributions, part.norms, part.sums)
     return accumulator
-
-
-def result(accumulator):
-    out = torch.empty(LAYOUT.numel)
-    accumulator.result(out)
-    return out
 
 
 def tree(inputs, cuts):
@@ -278,35 +264,22 @@ def honest():
     return encode_partial(accumulate(zip(draw(2, 0), WORKED, strict=True)))
 
 
-def with_norm(index, value):
+def other(form, at, value):
     payload = honest()
-    struct.pack_into("<d", payload, 16 + 8 * index, value)
+    struct.pack_into(form, payload, at, value)
     return payload
+
+
+with_weight, with_reach = functools.partial(other, "<d", 0), functools.partial(other, "<d", 8)
+with_count = functools.partial(other, "<I", 16 + 8 * PIECES)
+
+
+def with_norm(index, value):
+    return other("<d", 16 + 8 * index, value)
 
 
 def with_sum(index, value):
-    payload = honest()
-    at = 16 + 8 * PIECES + 4 + 4 * LAYOUT.pieces[index].fragment_offset
-    struct.pack_into("<f", payload, at, value)
-    return payload
-
-
-def with_weight(value):
-    payload = honest()
-    struct.pack_into("<d", payload, 0, value)
-    return payload
-
-
-def with_reach(value):
-    payload = honest()
-    struct.pack_into("<d", payload, 8, value)
-    return payload
-
-
-def with_count(value):
-    payload = honest()
-    struct.pack_into("<I", payload, 16 + 8 * PIECES, value)
-    return payload
+    return other("<f", 16 + 8 * PIECES + 4 + 4 * LAYOUT.pieces[index].fragment_offset, value)
 
 
 TOTAL = sum(contribution_weight(*each) for each in WORKED)
@@ -395,9 +368,11 @@ def test_liars_that_agree_with_each_other_do_not_agree_with_the_others(liars: in
         assert max(found[:liars]) < 10 and min(found[liars:]) > 30, found
 
 
-def test_zeros_agree_with_nobody() -> None:
-    found = scored([torch.zeros(NUMEL), *vectors(5)])
+def test_zeros_and_what_some_processors_make_zero_agree_with_nobody() -> None:
+    honest = vectors(5)
+    found = scored([torch.zeros(NUMEL), *honest])
     assert found[0] == 0 and min(found[1:]) > 30
+    assert scored([2.0**-130 * honest[0], *honest]) == found
 
 
 @pytest.mark.parametrize("given", [[], vectors(1), vectors(2)])
@@ -433,15 +408,9 @@ def test_a_score_is_the_same_in_whatever_order_sums_are_made() -> None:
     seats = [True] * len(rows)
     assert scores(rows, seats) == scores([row.flip(0) for row in rows], seats) != [UNMEASURED] * len(rows)
     whole = [merge._whole(row) for row in rows]
-    for one, other in pairwise(whole):
+    for one, other in itertools.pairwise(whole):
         exact = sum(int(a) * int(b) for a, b in zip(one.tolist(), other.tolist(), strict=True))
         assert float(torch.dot(one, other)) == exact
-
-
-def test_what_some_processors_make_zero_is_nothing() -> None:
-    honest = vectors(5)
-    faint = 2.0**-130 * honest[0]
-    assert scored([faint, *honest]) == scored([torch.zeros(NUMEL), *honest])
 
 
 # Limits of a merge: what one learner claims, or sends, moves it no further than a generous one's work.
@@ -459,18 +428,17 @@ def unit(seed: int) -> torch.Tensor:
 def merged_within_limits(
     deltas: list[torch.Tensor], work: list[tuple[int, int]], limits: MergeLimits
 ) -> torch.Tensor:
-    accumulator, out = Accumulator(LAYOUT, LIMITED_PERIOD, limits=limits), torch.empty(LAYOUT.numel)
-    for delta, (tokens, steps) in zip(deltas, work, strict=True):
-        accumulator.add(delta, tokens, steps)
-    accumulator.result(out)
-    return out
+    return merged(deltas, work, LIMITED_PERIOD, limits)
 
 
-def vault() -> Vault:
-    made = Vault([LAYOUT], OuterSection(), LIMITED_PERIOD, "fp32", "fp32")
-    generator = torch.Generator().manual_seed(9)
-    made.load_initial({spec.name: torch.randn(spec.shape, generator=generator) for spec in SPECS})
-    return made
+def vault(update: str = "fp32") -> Vault:
+    return vault_of(SPECS, "fp32", update, period=LIMITED_PERIOD)
+
+
+def encoded(*lengths: float, steps: int = 4, seats: bool = True) -> list[Input]:
+    """Inputs of these lengths."""
+    made = (codec("fp32").encode(length * unit(seed)) for seed, length in enumerate(lengths))
+    return [Input(bytes(payload), 10 * steps, steps, votes=seats) for payload in made]
 
 
 def test_claimed_tokens_weigh_no_more_than_the_limit() -> None:
@@ -508,20 +476,15 @@ def test_a_long_contribution_is_cut() -> None:
     assert float(cut.norm()) < 3
 
 
-def test_an_absurd_one_is_refused_before_it_is_in() -> None:
+def test_an_absurd_one_is_refused_before_it_is_in_and_its_sender_named() -> None:
     accumulator = Accumulator(LAYOUT, LIMITED_PERIOD, limits=LIMITS)
     with pytest.raises(RemoteError, match="out-of-range"):
         accumulator.add(4097 * unit(1), 40, 4)
     assert accumulator.contributions == 0 and not accumulator.weight
     accumulator.add(4000 * unit(1), 40, 4)
-
-
-def test_a_merge_names_who_sent_it() -> None:
-    here = vault()
-    inputs = [(codec("fp32").encode(delta), 40, 4) for delta in (unit(1), 1e6 * unit(2), unit(3))]
     with pytest.raises(UnusableInputs) as error:
-        here.merge(0, 1, inputs, limits=LIMITS)
-    assert list(error.value.faults) == [1]
+        vault().merge(0, 1, encoded(1.0, 1e6, 1.0), limits=LIMITS)
+    assert list(error.value.faults) == [1], "a merge names who sent it"
 
 
 def test_a_partial_merge_is_judged_by_the_limits_that_it_states() -> None:
@@ -559,8 +522,7 @@ def test_an_update_is_as_long_as_its_syncer_says() -> None:
 @pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4"])
 def test_an_update_that_is_cut_is_not_longer_once_it_is_encoded(name: str, seed: int) -> None:
     """A partial merge may be of limits that were sixteen times as large."""
-    made = Vault([LAYOUT], OuterSection(), LIMITED_PERIOD, "fp32", name)
-    made.load_initial({spec.name: torch.ones(spec.shape) for spec in SPECS})
+    made = vault(name)
     long = Accumulator(LAYOUT, LIMITED_PERIOD, limits=MergeLimits(160, 128.0))
     long.add(100 * unit(seed), 40, 4)
     update = made.merge(0, 1, [], [encode_partial(long)], 4, LIMITS)
@@ -568,8 +530,7 @@ def test_an_update_that_is_cut_is_not_longer_once_it_is_encoded(name: str, seed:
 
 
 def test_what_earlier_updates_left_out_makes_no_update_too_long() -> None:
-    here = Vault([LAYOUT], OuterSection(), LIMITED_PERIOD, "fp32", "topk")
-    here.load_initial({spec.name: torch.ones(spec.shape) for spec in SPECS})
+    here = vault("topk")
     for number in range(1, 40):
         limits = MergeLimits(160, 8.0 if number < 20 else 0.01)
         made = here.merge(0, number, [(codec("fp32").encode(unit(1)), 40, 4)], limits=limits)
@@ -599,17 +560,10 @@ def test_a_state_far_beyond_version_0_is_not_taken(part: int) -> None:
 
 
 def test_whose_contribution_was_cut_is_known() -> None:
-    made, part = vault(), codec("fp32")
-    inputs = [(bytes(part.encode(scale * unit(seed))), 40, 4) for seed, scale in enumerate((1.0, 100.0, 2.0))]
+    made, inputs = vault(), encoded(1.0, 100.0, 2.0)
     assert made.merge(0, 1, inputs, limits=LIMITS).found.cut == (1,)
     assert made.merge_partial(0, inputs, [], LIMITS).found.cut == (1,)
     assert made.own.encode(0, torch.zeros(LAYOUT.numel), 100 * unit(1)).length == pytest.approx(100)
-
-
-def encoded(*lengths: float, steps: int = 4, seats: bool = True) -> list[Input]:
-    """Inputs of these lengths."""
-    made = (codec("fp32").encode(length * unit(seed)) for seed, length in enumerate(lengths))
-    return [Input(bytes(payload), 10 * steps, steps, votes=seats) for payload in made]
 
 
 def test_while_nothing_is_known_to_be_usual_contributions_are_cut_by_each_other() -> None:
@@ -625,12 +579,8 @@ def test_while_nothing_is_known_to_be_usual_contributions_are_cut_by_each_other(
     assert vault().merge(0, 1, encoded(1.0, 1.0, 100.0), limits=MergeLimits(1 << 40, 1e6)).found.cut == ()
     none = encoded(1.0, 2.0, 100.0, 7.0, seats=False)
     assert vault().merge(0, 1, none, limits=limits).found.cut == (), "without a seat nobody is a measure"
-
-
-def test_work_of_few_steps_is_usual_though_it_is_short() -> None:
-    limits = MergeLimits(1 << 40, 1e6, of_median=3.0)
-    slow = encoded(0.5, 0.5, 0.5, steps=1)
-    assert vault().merge(0, 1, [*slow, *encoded(2.9)], limits=limits).found.cut == ()
+    slow = [*encoded(0.5, 0.5, 0.5, steps=1), *encoded(2.9)]
+    assert vault().merge(0, 1, slow, limits=limits).found.cut == (), "work of few steps is short, and usual"
 
 
 # Strangers that are most of a round: what is usual is said by those that have seats.
@@ -657,9 +607,7 @@ def added(
     ]
     accumulator = Accumulator(LAYOUT, LIMITED_PERIOD, None, MergeLimits(40, 3.0, 3.0))
     found = add_up(accumulator, CODEC, inputs, [], torch.empty(LAYOUT.numel), b"")
-    out = torch.empty(LAYOUT.numel)
-    accumulator.result(out)
-    return found, out
+    return found, result(accumulator)
 
 
 @pytest.mark.parametrize("strangers", [7, 12])
@@ -751,22 +699,14 @@ def partial_of_partials(open_share: float) -> tuple[bytearray, list[tuple[int, i
 
 
 def test_a_partial_of_partials_weighs_at_most_what_its_labels_say() -> None:
-    """In each leaf strangers have a share of their own, so of the sum only the most is known above."""
-    vault = Vault([LAYOUT], OuterSection(), PERIOD, "fp32", "fp32", open_share=0.25)
+    """In each leaf strangers have a share of their own: of the sum only the most is known above. They weigh
+    no more there than in one leaf."""
+    strict, open_ = (vault_of(SPECS, open_share=share) for share in (0.25, 1.0))
     payload, work = partial_of_partials(open_share=0.25)
-    vault.check_partial(0, payload, work, leaf=False)
-    with pytest.raises(RemoteError, match="wrong-weight"):
-        vault.check_partial(0, payload, work, leaf=True)
-    with pytest.raises(RemoteError, match="wrong-weight"):
-        few = [(10, *part[1:]) for part in work]
-        vault.check_partial(0, payload, few, leaf=False)
-
-
-def test_strangers_weigh_no_more_in_a_partial_of_partials_than_in_one_leaf() -> None:
-    payload, work = partial_of_partials(open_share=1.0)
-    Vault([LAYOUT], OuterSection(), PERIOD, "fp32", "fp32", open_share=1.0).check_partial(
-        0, payload, work, leaf=False
-    )
-    vault = Vault([LAYOUT], OuterSection(), PERIOD, "fp32", "fp32", open_share=0.25)
-    with pytest.raises(RemoteError, match="wrong-weight"):
-        vault.check_partial(0, payload, work, leaf=False)
+    strict.check_partial(0, payload, work, leaf=False)
+    few = [(10, *part[1:]) for part in work]
+    of_all, same = partial_of_partials(open_share=1.0)
+    open_.check_partial(0, of_all, same, leaf=False)
+    for partial, labels, leaf in ((payload, work, True), (payload, few, False), (of_all, same, False)):
+        with pytest.raises(RemoteError, match="wrong-weight"):
+            strict.check_partial(0, partial, labels, leaf=leaf)

@@ -93,13 +93,6 @@ def test_a_part_of_an_interval_gets_that_part_of_a_step_of_momentum(share):
     torch.testing.assert_close(found, between, rtol=1e-5, atol=1e-6)
 
 
-def test_no_interval_and_nothing_merged_changes_nothing():
-    theta, momentum, _ = map(torch.from_numpy, draws(1))
-    out = [torch.empty(NUMEL), torch.empty(NUMEL)]
-    outer_step(theta, momentum, torch.zeros(NUMEL), 0.7, 0.9, *out, 0.0)
-    torch.testing.assert_close(out, [theta, momentum], rtol=0, atol=1e-6)
-
-
 def test_momentum_grows_linearly_over_the_first_merges():
     assert [momentum_at(n, 0.8, 4) for n in range(1, 8)] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
     assert momentum_at(1, 0.9, 0) == 0.9

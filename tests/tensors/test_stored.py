@@ -6,18 +6,16 @@ import math
 
 import pytest
 import torch
+from vault_kit import advance, noise, vault_of
 
-from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.tensors import merge as payload_module
 from p2pdiloco.tensors.codecs import CODECS, codec
-from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
+from p2pdiloco.tensors.layout import TensorSpec
 from p2pdiloco.tensors.merge import digest_of, parts_of
-from p2pdiloco.tensors.vault import Vault
 
 SPECS = [TensorSpec("emb", (300, 16), True), TensorSpec("w", (128, 65)), TensorSpec("b", (37,))]
-LAYOUTS = plan_fragments(SPECS, 1)
-NUMEL = LAYOUTS[0].numel
+NUMEL = sum(spec.numel for spec in SPECS)
 TILE = 4096
 
 
@@ -39,17 +37,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload_module, "READ_TILE", TILE)
 
 
-def vault(contribution: str, update: str = "fp32") -> Vault:
-    made = Vault(LAYOUTS, OuterSection(), 24, contribution, update)
-    generator = torch.Generator().manual_seed(0)
-    made.load_initial({s.name: torch.randn(s.shape, generator=generator) for s in SPECS})
-    return made
-
-
-def noise(seed: int, numel: int = NUMEL) -> torch.Tensor:
-    return torch.randn(numel, generator=torch.Generator().manual_seed(seed)) * 0.01
-
-
 @pytest.mark.parametrize("numel", [1, 63, 4096, 4097, 8192 + 1024, 3 * 4096 + 1])
 @pytest.mark.parametrize("name", sorted(CODECS))
 def test_the_tiles_decode_to_what_the_whole_does(name: str, numel: int) -> None:
@@ -67,11 +54,10 @@ def test_the_tiles_decode_to_what_the_whole_does(name: str, numel: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(CODECS))
 def test_a_merge_of_them_has_the_same_bits(name: str) -> None:
-    contents = [codec(name).encode(noise(seed)) for seed in range(3)]
-    here, there = vault(name), vault(name)
+    contents = [codec(name).encode(noise(seed, NUMEL)) for seed in range(3)]
+    here, there = vault_of(SPECS, name), vault_of(SPECS, name)
     for one in (here, there):  # with a momentum, so that the number of inner steps counts
-        one.apply(0, 1, codec("fp32").encode(noise(7)), 24)
-        one.commit(0, 1)
+        advance(one, 1, codec("fp32").encode(noise(7, NUMEL)))
     partial = here.merge_partial(0, [(contents[0], 200, 4)], ())
     stored = [Elsewhere(content) for content in contents[1:]]
     part = Elsewhere(partial.payload)
@@ -85,20 +71,20 @@ def test_a_merge_of_them_has_the_same_bits(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(CODECS))
 def test_they_are_judged_as_in_memory(name: str) -> None:
-    judge, chosen = vault(name), codec(name)
-    content = chosen.encode(noise(1))
+    judge, chosen = vault_of(SPECS, name), codec(name)
+    content = chosen.encode(noise(1, NUMEL))
     judge.check_payload(0, Elsewhere(content), name)
     with pytest.raises(RemoteError, match="wrong-size"):
         judge.check_payload(0, Elsewhere(content + b"\0"), name)
-    wild = noise(1)
+    wild = noise(1, NUMEL)
     wild[-1] = 1e30  # in the last tile
     with pytest.raises(RemoteError, match="out-of-range"):
         judge.check_payload(0, Elsewhere(chosen.encode(wild)), name)
 
 
 def test_a_stored_partial_is_judged_by_its_label() -> None:
-    judge = vault("int8")
-    content = judge.merge_partial(0, [(codec("int8").encode(noise(1)), 200, 4)], ()).payload
+    judge = vault_of(SPECS, "int8")
+    content = judge.merge_partial(0, [(codec("int8").encode(noise(1, NUMEL)), 200, 4)], ()).payload
     judge.check_partial(0, Elsewhere(content), [(200, 4)])
     with pytest.raises(RemoteError, match="wrong-weight"):
         judge.check_partial(0, Elsewhere(content), [(201, 4)])

@@ -80,7 +80,7 @@ def test_new_folder_is_made_private_but_only_in_an_existing_parent(tmp_path: Pat
     assert DataDir(tmp_path / "deep" / "er", parents=True).path.is_dir()
 
 
-def test_a_folder_that_others_could_see_is_closed_to_them_or_it_is_said(
+def test_what_others_could_see_is_closed_to_them_or_it_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "open"
@@ -100,13 +100,10 @@ def test_a_folder_that_others_could_see_is_closed_to_them_or_it_is_said(
     assert folder.stat().st_mode & 0o777 == 0o755
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert all("not ours to change" in record.getMessage() for record in caplog.records)
-
-
-def test_an_event_log_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    path.touch(mode=0o644)
-    EventsLog(path).close()
-    assert path.stat().st_mode & 0o777 == 0o600
+    log = tmp_path / "events.jsonl"
+    log.touch(mode=0o644)
+    EventsLog(log).close()
+    assert log.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_parent_that_takes_no_folders_is_not_called_missing(
@@ -173,7 +170,9 @@ def file_bytes(spool: Spool) -> int:
     return os.fstat(spool._file.fileno()).st_size
 
 
-async def test_payloads_lie_beside_each_other_and_give_their_place_back(spool: Spool) -> None:
+async def test_payloads_lie_beside_each_other_and_give_their_place_and_the_files_end_back(
+    spool: Spool,
+) -> None:
     payloads = [bytes([i]) * 1000 for i in range(3)]
     held = [spool.take(1000) for _ in payloads]
     for scratch, payload in zip(held, payloads, strict=True):
@@ -187,26 +186,22 @@ async def test_payloads_lie_beside_each_other_and_give_their_place_back(spool: S
     await between.write(0, memoryview(b"x" * 1000))
     assert content(held[0], 1000) == payloads[0] and content(held[1], 1000) == payloads[2]
     assert content(between, 1000) == b"x" * 1000
-    del between, scratch
+    assert file_bytes(spool) == 3000
+    del scratch, between, held[1]
+    assert file_bytes(spool) == 1000 and content(held[0], 1000) == payloads[0]
     held.clear()
     assert spool.held_bytes == 0 and file_bytes(spool) == 0
 
 
-async def test_the_end_of_the_file_goes_back_to_the_disk(spool: Spool) -> None:
-    first, second = spool.take(1000), spool.take(2000)
-    await first.write(0, memoryview(b"a" * 1000))
-    await second.write(0, memoryview(b"b" * 2000))
-    assert file_bytes(spool) == 3000
-    del second
-    assert file_bytes(spool) == 1000 and content(first, 1000) == b"a" * 1000
-
-
-async def test_nobody_writes_into_another_payload(spool: Spool) -> None:
-    first, _second = spool.take(1000), spool.take(1000)
+async def test_nobody_writes_into_another_payload_and_what_was_cut_off_is_told(spool: Spool) -> None:
+    first, second = spool.take(1000), spool.take(1000)
     with pytest.raises(InvariantViolation):
         await first.write(999, memoryview(b"xx"))
     with pytest.raises(InvariantViolation):
         first.read(999, memoryview(bytearray(2)))
+    await second.write(0, memoryview(b"x" * 10))
+    with pytest.raises(StorageError, match="shorter"):
+        second.read(0, memoryview(bytearray(11)))
 
 
 async def test_a_full_disk_is_told_and_a_nearly_full_one_takes_nothing(
@@ -251,13 +246,6 @@ async def test_nothing_is_left_of_it(tmp_path: Path) -> None:
     del scratch  # later than the spool: nothing happens
 
 
-async def test_what_was_cut_off_is_told(spool: Spool) -> None:
-    scratch = spool.take(1000)
-    await scratch.write(0, memoryview(b"x" * 10))
-    with pytest.raises(StorageError, match="shorter"):
-        scratch.read(0, memoryview(bytearray(11)))
-
-
 async def test_a_payload_that_the_collector_finds_waits_for_no_executor(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +287,8 @@ def test_a_line_has_times_kind_fragment_reason_and_fields(tmp_path: Path) -> Non
         (("number", 41), ("loss", float("nan")), ("kind", "twice"), ("who", "x" * 900)),
     )
     log.write("join")
+    with pytest.raises(StorageError, match="cannot open"):
+        EventsLog(tmp_path / "absent" / "events.jsonl")
     assert lines(path) == [  # readable before the log is closed
         {
             "t": 1_700_000_000.25, "mono": 12.5, "kind": "merge", "fragment": 7, "reason": "all in\n",
@@ -359,11 +349,6 @@ def test_full_disk_drops_lines_counts_them_and_goes_on(tmp_path: Path, part_byte
     assert [json.loads(line)["kind"] for line in whole] == ["join", "leave"]
 
 
-def test_a_log_that_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="cannot open"):
-        EventsLog(tmp_path / "absent" / "events.jsonl")
-
-
 # Places for results are tried before the work, and left as they were.
 
 NOWHERE = Path("/proc/self/nothing")
@@ -382,28 +367,24 @@ def test_what_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "old").read_text() == "content"
 
 
-@pytest.mark.parametrize("place", ["file/x", "missing/x", "", str(NOWHERE)])
-def test_a_file_that_cannot_be_written_is_told_by_its_flag(place: str, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_told_by_its_flag(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"^--out .*(cannot be written|is a folder)") as told:
-        try_file(tmp_path / place, "--out")
-    assert "--out" in told.value.hint
-
-
-@pytest.mark.parametrize("place", ["file", "file/x", str(NOWHERE)])
-def test_a_folder_that_cannot_be_written_is_told_by_its_flag(place: str, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"^--result-dir .* cannot be written") as told:
-        try_folder(tmp_path / place, "--result-dir")
-    assert "--result-dir" in told.value.hint
+    for place in ("file/x", "missing/x", "", NOWHERE):
+        with pytest.raises(StorageError, match=r"^--out .*(cannot be written|is a folder)") as told:
+            try_file(tmp_path / place, "--out")
+        assert "--out" in told.value.hint
+    for place in ("file", "file/x", NOWHERE):
+        with pytest.raises(StorageError, match=r"^--result-dir .* cannot be written") as told:
+            try_folder(tmp_path / place, "--result-dir")
+        assert "--result-dir" in told.value.hint
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("place", ["file", "file/x", str(NOWHERE), "long" * 50])
-def test_a_socket_that_cannot_be_made_is_told(place: str, tmp_path: Path) -> None:
+def test_a_socket_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot listen for a learner at"):
-        try_socket(tmp_path / place)
+    for place in ("file", "file/x", NOWHERE, "long" * 50):
+        with pytest.raises(UserError, match="cannot listen for a learner at"):
+            try_socket(tmp_path / place)
 
 
 @pytest.mark.process

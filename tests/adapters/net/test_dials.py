@@ -1,4 +1,5 @@
-"""Which of a stranger's addresses are dialled: by the rule alone, and by p2pd to real sockets."""
+"""Which of a stranger's addresses are dialled, by the rule alone, and by p2pd to real sockets. Whom we dial
+anew must prove that it is the one."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ from p2pdiloco.adapters.dials import (
     StrangersDials,
     block_of,
 )
-from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.hivemind_net import OURS_ONLY, HivemindTransport
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.network.discovery import Presence
-from p2pdiloco.errors import PeerUnreachable
+from p2pdiloco.errors import NobodyReached, PeerUnreachable
 from p2pdiloco.identity import Identity
 
 HOME = {"ip4": ["192.168.1.5", "127.0.0.1"], "ip6": ["fd00::5", "::1"]}
@@ -227,12 +228,14 @@ class Door:
             yield self
 
 
+def transport_in(folder: Path, listen: str = "/ip4/127.0.0.1/tcp/0", **more: Any) -> HivemindTransport:
+    key = folder / "identity.key"
+    return HivemindTransport(Identity.load_or_create(key), key, folder, (listen,), **more)
+
+
 @contextlib.asynccontextmanager
-async def node(
-    folder: Path, listen: str = "/ip4/127.0.0.1/tcp/0", **more: Any
-) -> AsyncIterator[tuple[HivemindTransport, Recorder]]:
-    key, handlers = folder / "identity.key", Recorder()
-    transport = HivemindTransport(Identity.load_or_create(key), key, folder, (listen,), **more)
+async def node(folder: Path, *listen: str, **more: Any) -> AsyncIterator[tuple[HivemindTransport, Recorder]]:
+    transport, handlers = transport_in(folder, *listen, **more), Recorder()
     transport._meeting.dials._now = Clock()
     await transport.start(handlers)
     try:
@@ -323,3 +326,68 @@ async def test_a_peer_that_is_here_costs_nothing_and_names_nothing(tmp_path: Pat
         with pytest.raises(NotNow):
             await a.connect(Identity.generate().peer_id, door.addresses)
         assert door.knocks == 0
+
+
+# Who is dialled back.
+
+
+@pytest.mark.net
+async def test_only_the_very_peer_counts_as_reached(tmp_path: Path) -> None:
+    async with node(tmp_path) as (transport, _):
+        ip, port = multiaddrs.tcp_of(transport.addresses()[0]) or ("", 0)
+        assert await multiaddrs.peer_answers(transport.peer_id, ip, port, 20.0)
+        assert not await multiaddrs.peer_answers(Identity.generate().peer_id, ip, port, 20.0)
+        copy = transport_in(tmp_path)
+        assert await copy.answers_at(copy.peer_id, ip, port, 20.0), "a copy sees the original, and may end"
+        assert await multiaddrs.peer_answers(transport.peer_id, "localhost", port, 20.0), "by a name, too"
+    assert not await multiaddrs.peer_answers(transport.peer_id, ip, port, 20.0)
+
+
+@pytest.mark.net
+async def test_who_joins_through_itself_only_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    itself = Identity.load_or_create(tmp_path / "identity.key").peer_id
+    async with node(tmp_path, initial_peers=[f"/ip4/127.0.0.1/tcp/9/p2p/{itself}"]):
+        assert OURS_ONLY in caplog.text
+
+
+@pytest.mark.process
+async def test_strangers_and_the_silent_are_not_reached() -> None:
+    peer = Identity.generate().peer_id
+
+    async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(multiaddrs.MULTISTREAM + multiaddrs.NOISE + b"\x00\x70" + bytes(112))
+        await writer.drain()
+        writer.close()
+
+    async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    for handler in (babble, silence):
+        server = await asyncio.start_server(handler, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            assert not await multiaddrs.peer_answers(peer, "127.0.0.1", port, 0.3)
+
+
+@pytest.mark.net
+async def test_a_host_name_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    there = [f"/dns4/nobody.invalid/tcp/9/p2p/{Identity.generate().peer_id}"]
+    with pytest.raises(NobodyReached, match=r"no address is known for the host name nobody\.invalid"):
+        await transport_in(tmp_path, initial_peers=there).start(Recorder())
+
+
+@pytest.mark.process
+def test_binary_addresses_of_relays_are_read() -> None:
+    from p2pdiloco.adapters.hivemind_binding import address_bytes
+
+    relay = Identity.generate().peer_id
+    text = f"/ip4/203.0.113.7/tcp/4001/p2p/{relay}/p2p-circuit"
+    assert multiaddrs.join(multiaddrs.from_bytes(address_bytes(text))) == text
+    assert multiaddrs.relayed(text)
+    assert multiaddrs.direct_ips([text, "/ip4/7.0.0.1/tcp/1", "/ip4/7.0.0.1/tcp/2"]) == ("7.0.0.1",)
+    for raw in (b"\x04\x01", b"\xff\xff\xff\xff\xff\xff", address_bytes(text)[:-3], b"\x85\x02"):
+        with pytest.raises(ValueError):
+            multiaddrs.from_bytes(raw)

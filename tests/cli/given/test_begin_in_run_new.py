@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from daemon_kit import version_0
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from p2pdiloco.cli.main import run
-from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
-from p2pdiloco.daemon.run_files.saved_state import result_of
-from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import load_manifest
 
 transformers: Any = pytest.importorskip("transformers")
@@ -49,9 +47,8 @@ def new(out: Path, *arguments: str) -> str:
 
 
 def exported(toml: Path, out: Path) -> Path:
-    signed, vault = sign_run(toml, Identity.generate())
     checkpoint = out.with_suffix(".safetensors")
-    result_of(signed, vault, list(genesis_versions(signed, vault))).save(checkpoint)
+    version_0(toml).save(checkpoint)
     tokenizer = ["--tokenizer", str(toml.with_suffix(".tokenizer.json"))]
     assert run(["export", "--checkpoint", str(checkpoint), *tokenizer, "--out", str(out)]) == 0
     return out

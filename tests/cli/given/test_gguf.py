@@ -14,12 +14,10 @@ import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
+from daemon_kit import version_0
 from gguf_files import tiny, write_gguf
 
 from p2pdiloco.cli.main import run
-from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
-from p2pdiloco.daemon.run_files.saved_state import result_of
-from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import load_manifest
 
 
@@ -54,8 +52,7 @@ def test_a_file_is_the_model_that_it_was_made_of(
     assert sorted(path.name for path in tmp_path.iterdir()) == (
         ["run.initial.safetensors", "run.recovery.key", "run.tokenizer.json", "run.toml", "tiny.gguf"]
     )
-    signed, vault = sign_run(tmp_path / "run.toml", Identity.generate())
-    theta = result_of(signed, vault, list(genesis_versions(signed, vault)))
+    theta = version_0(tmp_path / "run.toml")
     ids = torch.arange(40)[None]
     with torch.no_grad():
         ours = theta.model(torch.device("cpu")).eval()(ids)[0]  # (logits first, of either task)

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from daemon_kit import version_0
 
 from p2pdiloco.adapters.result_file import save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import AVERAGE, GENTLE, MICRO, TINY, USUAL, OuterRule, expected_merges, rule_of
-from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
-from p2pdiloco.daemon.run_files.saved_state import result_of
-from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.causal_lm import CausalLM
 from p2pdiloco.tasks.hub_models import llama_config
 from p2pdiloco.tasks.initial import named_parameters
@@ -143,8 +141,7 @@ def test_a_plain_preset_takes_what_fits_it(folder: Path) -> None:
 def test_data_that_are_named_are_a_checkpoints_too(folder: Path) -> None:
     toml = folder.parent / "first.toml"
     assert run(["run", "new", "first", "--preset", "micro", "--out", str(toml)]) == 0
-    signed, vault = sign_run(toml, Identity.generate())
-    result_of(signed, vault, list(genesis_versions(signed, vault))).save(folder.parent / "theta.safetensors")
+    version_0(toml).save(folder.parent / "theta.safetensors")
     given = ["--from", "HERE/theta.safetensors"]
     assert made(folder, *given).data.source == "embedded"
     own = made(folder, *given, "--data", "HERE/rows.jsonl", "--epochs", "1")

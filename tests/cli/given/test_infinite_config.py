@@ -9,12 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from daemon_kit import version_0
 
 from p2pdiloco.cli.main import run
-from p2pdiloco.daemon.run_files.run import genesis_versions, sign_run
-from p2pdiloco.daemon.run_files.saved_state import result_of
 from p2pdiloco.errors import ConfigError
-from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import load_manifest, task_of
 
 transformers: Any = pytest.importorskip("transformers")
@@ -44,8 +42,7 @@ def test_infinity_comes_through_to_an_export(
     assert run(new) == 0
     kept = msgspec.json.decode(str(load_manifest(toml).model["config"]))
     assert kept["time_step_limit"] == [0.0, TAGGED] and kept["mamba_limit"] == TAGGED
-    signed, vault = sign_run(toml, Identity.generate())
-    result_of(signed, vault, list(genesis_versions(signed, vault))).save(file)
+    version_0(toml).save(file)
     assert run(["export", "--checkpoint", str(file), "--out", str(tmp_path / "out")]) == 0
     msgspec.json.decode((tmp_path / "out" / "config.json").read_bytes())
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()

@@ -308,18 +308,15 @@ def chip(folder, number, name, **values):
         (made / file).write_text(f"{value}\n")
 
 
-def test_the_hottest_of_cpu_and_gpu(tmp_path):
+def test_the_hottest_of_cpu_and_gpu_is_told_and_nothing_without_sensors(tmp_path):
+    nothing = Sensors(tmp_path / "nowhere", "no-such-library.so")
+    assert (nothing.hottest_c(), nothing.power_w()) == (None, None)
     chip(tmp_path, 0, "k10temp", temp1_input=61250, temp2_input="N/A")
     chip(tmp_path, 1, "nvme", temp1_input=99000)
     sensors = Sensors(tmp_path, "no-such-library.so")
     assert (sensors.hottest_c(), sensors.power_w()) == ((61.25, "CPU"), None)
     chip(tmp_path, 2, "amdgpu", temp1_input=71000, power1_average=150_000_000)
     assert (sensors.hottest_c(), sensors.power_w()) == ((71.0, "GPU"), 150.0)
-
-
-def test_a_machine_without_sensors_tells_nothing(tmp_path):
-    sensors = Sensors(tmp_path / "nowhere", "no-such-library.so")
-    assert (sensors.hottest_c(), sensors.power_w()) == (None, None)
 
 
 def test_mains_are_told_where_there_is_a_battery():
@@ -375,6 +372,14 @@ def test_nvidias_driver_is_asked_where_it_is(tmp_path):
 NOV, DEC = (datetime.datetime(2026, month, 28, 12).timestamp() for month in (11, 12))
 
 
+@pytest.fixture
+def book(tmp_path):
+    """One that has begun, on a disk that writes at once."""
+    made = TransferBook(tmp_path, at_once)
+    made.begin()
+    return made
+
+
 def test_bytes_are_counted_over_lives(tmp_path):
     for life in (1, 2):
         book = TransferBook(tmp_path, at_once)
@@ -390,9 +395,7 @@ def test_bytes_are_counted_over_lives(tmp_path):
 
 
 @pytest.mark.parametrize("rate", [10_000, 5_000_000, 300_000_000])
-def test_a_kill_costs_the_owner_some_bytes_and_never_gives_any(tmp_path, rate):
-    book, moved = TransferBook(tmp_path, at_once), 0
-    book.begin()
+def test_a_kill_costs_the_owner_some_bytes_and_never_gives_any(book, tmp_path, rate):
     for look in range(1, 50):
         moved = look * rate
         book.look((moved // 50, moved - moved // 50), float(look), NOV + look)
@@ -401,9 +404,7 @@ def test_a_kill_costs_the_owner_some_bytes_and_never_gives_any(tmp_path, rate):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_the_disk_is_written_seldom(tmp_path):
-    book = TransferBook(tmp_path, at_once)
-    book.begin()
+def test_the_disk_is_written_seldom(book, tmp_path):
     book.look((1000, 1000), 1.0, NOV)
     before = (tmp_path / BOOK_FILE).stat().st_mtime_ns
     for look in range(2, 1000):
@@ -411,9 +412,7 @@ def test_the_disk_is_written_seldom(tmp_path):
     assert (tmp_path / BOOK_FILE).stat().st_mtime_ns == before
 
 
-def test_a_new_month_begins_with_nothing(tmp_path):
-    book = TransferBook(tmp_path, at_once)
-    book.begin()
+def test_a_new_month_begins_with_nothing(book):
     book.look((1000, 0), 1.0, NOV)
     book.look((1500, 0), 1.0 + DEC - NOV, DEC)
     assert (book.month(NOV).sent, book.month(DEC).sent) == (1500, 500)
@@ -433,9 +432,7 @@ def test_years_of_months_are_kept_and_no_more(tmp_path):
     assert len(kept) == MONTHS and month_of(wall) in kept and month_of(NOV) not in kept
 
 
-def test_a_clock_that_is_set_back_gives_no_second_budget(tmp_path):
-    book = TransferBook(tmp_path, at_once)
-    book.begin()
+def test_a_clock_that_is_set_back_gives_no_second_budget(book, tmp_path):
     book.look((1000, 0), 1.0, DEC)
     book.look((1200, 0), 2.0, NOV)
     assert book.month(NOV).total >= 1200
@@ -443,9 +440,7 @@ def test_a_clock_that_is_set_back_gives_no_second_budget(tmp_path):
     assert TransferBook(tmp_path, at_once).month(NOV).total >= 1200
 
 
-def test_a_clock_that_was_wrong_at_first_takes_its_bytes_along(tmp_path):
-    book = TransferBook(tmp_path, at_once)
-    book.begin()
+def test_a_clock_that_was_wrong_at_first_takes_its_bytes_along(book):
     book.look((1000, 0), 1.0, 0.0)  # 1970, before it knows the time
     book.look((1100, 0), 2.0, NOV)
     assert book.month(NOV).total == 1100

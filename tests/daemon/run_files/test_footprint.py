@@ -7,17 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from daemon_kit import published
 
-from p2pdiloco.config.manifest import Manifest, run_id, sign_manifest
+from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.values import size_text
 from p2pdiloco.daemon import member
 from p2pdiloco.daemon.member import Approval
 from p2pdiloco.daemon.run_files.footprint import footprint_of
-from p2pdiloco.daemon.run_files.known_runs import PublishedRun
 from p2pdiloco.errors import UserError
-from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Task
 from p2pdiloco.tensors.sizes import ENCODINGS, TensorSpec, kept_bytes, training_bytes
@@ -40,14 +39,14 @@ AUDITED = msgspec.structs.replace(PLAIN, audit=msgspec.structs.replace(PLAIN.aud
 
 async def said(folder: Path, manifest: Manifest, free_bytes: int, **settings: object) -> str:
     """What a node says of the memory of this run, with so much free."""
-    owner, lines = Identity.generate(), list[str]()
-    signed = sign_manifest(manifest, bytes(32), owner, owner.peer_id)
-    run = PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
+    lines = list[str]()
     node = NodeSettings(data_dir=folder, **settings)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(member, "free_memory_bytes", lambda: free_bytes)
         patch.setattr(member, "free_disk_bytes", lambda _: 1 << 40)
-        await Approval(node, lambda line, _: lines.append(line), None).approve(run, is_new=True)
+        await Approval(node, lambda line, _: lines.append(line), None).approve(
+            published(manifest), is_new=True
+        )
     return lines[2]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from daemon_kit import Neighbourhood, served_runs, signed_run, until
+from daemon_kit import Neighbourhood, neighbours, peer_on, served_runs, signed_run, until, version_0
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from p2pdiloco.adapters.run_store import signed_file
@@ -27,7 +27,7 @@ from p2pdiloco.daemon.run_files import run as find
 from p2pdiloco.daemon.run_files import run as runs
 from p2pdiloco.daemon.run_files.known_runs import WaysIn, change_ways, goes_on
 from p2pdiloco.daemon.run_files.run import Run, find_run
-from p2pdiloco.daemon.run_files.saved_state import load_result, result_of
+from p2pdiloco.daemon.run_files.saved_state import load_result
 from p2pdiloco.daemon.run_files.shared_files import (
     MAX_GIVEN,
     Giving,
@@ -41,7 +41,7 @@ from p2pdiloco.identity import Identity
 from p2pdiloco.learner.channel import DataShare, Status
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tasks.registry import load_manifest, render_toml
-from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco_lab.memory_net import MemoryNetwork
 
 BEFORE, OTHER = (f"/ip4/203.0.113.{n}/tcp/31337/p2p/{Identity.generate().peer_id}" for n in (1, 2))
 
@@ -79,12 +79,6 @@ def test_of_several_runs_it_has_to_be_clear_which_is_meant(tmp_path: Path) -> No
 
 
 # Data of a run that nodes give each other: its tokenizer file, and what of the data is begun.
-
-
-async def peer(hub: MemoryNetwork, door: FrontDoor | None = None) -> MemoryTransport:
-    transport = hub.transport(Identity.generate().peer_id)
-    await transport.start(door or FrontDoor())
-    return transport
 
 
 @pytest.fixture
@@ -134,8 +128,7 @@ def test_a_tokenizer_with_more_tokens_than_the_given_model_is_refused_before_any
 ) -> None:
     folder = written.parent
     (folder / "bytes.toml").write_text(render_toml(for_run("micro", "bytes")))
-    run, vault = runs.sign_run(folder / "bytes.toml", Identity.generate())
-    result_of(run, vault, list(runs.genesis_versions(run, vault))).save(folder / "theta")
+    version_0(folder / "bytes.toml").save(folder / "theta")
     gpt2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256}
     (folder / "config.json").write_text(json.dumps(gpt2))
     before = sorted(folder.iterdir())
@@ -178,7 +171,6 @@ async def test_a_bootstrap_takes_a_tokenizer_that_is_lost_or_damaged_from_beside
     tmp_path: Path, written: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data_dir = tmp_path / "b"
-    data_dir.mkdir()
     (run,) = await served_runs(data_dir, written)
     kept = kept_tokenizer(data_dir, run.id)
     content = kept.read_bytes()
@@ -201,15 +193,15 @@ async def test_a_tokenizer_comes_from_whoever_has_the_true_one(
         runs.save_run(tmp_path / name, run, vault)
         door = FrontDoor()
         door.add_run(run, tmp_path / name)
-        transport = await peer(hub, door)
+        transport = await peer_on(hub, door)
         peers.append(transport.peer_id)
         await transport.put_record(wire.RUNS_KEY, wire.encode(wire.RunList((run.summary(),))), 60.0)
     kept_tokenizer(tmp_path / "liar", run.id).write_bytes(b'{"version": "other"}')
-    found, _ = await find_run(await peer(hub), Identity.generate(), "r", tmp_path / "me", lambda _: None)
+    found, _ = await find_run(await peer_on(hub), Identity.generate(), "r", tmp_path / "me", lambda _: None)
     honest = kept_tokenizer(tmp_path / "honest", run.id)
     assert found.id == run.id
     assert kept_tokenizer(tmp_path / "me", run.id).read_bytes() == honest.read_bytes()
-    me = await peer(hub)
+    me = await peer_on(hub)
     assert await fetched_tokenizer(me, None, run.id, run.manifest, peers) == honest.read_bytes()
     for asked, reason in ((peers[:1], "wrong-digest"), ([], "nobody lists it")):
         with pytest.raises(TransportError, match=reason):
@@ -251,7 +243,7 @@ async def test_members_tell_what_they_have_begun_and_hear_of_those_with_the_same
         Learner("one", 1, b"\xff\xff"),
         Learner("other", 9, b"\xff\xff"),
     ]
-    transports = [await peer(hub) for _ in learners]
+    transports = [await peer_on(hub) for _ in learners]
     sharing = [Sharing(t, "run", learner) for t, learner in zip(transports, learners, strict=True)]
     for one in sharing:
         await one.tell()
@@ -265,7 +257,7 @@ async def test_members_tell_what_they_have_begun_and_hear_of_those_with_the_same
     assert len(learners[0].told) == 1
     new = Learner("", 0, b"")
     new.status = None
-    newcomer = Sharing(await peer(hub), "run", new)
+    newcomer = Sharing(await peer_on(hub), "run", new)
     await newcomer.tell()
     await newcomer.look()
     assert new.told == [DataShare("one", 2, b"\x81\x01", readers)]
@@ -319,8 +311,8 @@ async def test_a_result_by_time_is_written_only_when_something_was_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("p2pdiloco.daemon.run_files.saved_state.parse_every", lambda *_: (0.01, 0))
-    async with Neighbourhood(tmp_path, seats=("a",)) as swarm:
-        member = await swarm.member("a", genesis=True, result_dir=tmp_path / "results", result_every="1s")
+    wanted = {"result_dir": tmp_path / "results", "result_every": "1s"}
+    async with neighbours(tmp_path, "a", **wanted) as (swarm, member):
         name = f"test-{swarm.run.id[:8]}"
         for count in (1, 2):
             await swarm.round(member)

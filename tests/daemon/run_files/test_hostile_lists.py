@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from daemon_kit import signed_run, until
+from daemon_kit import peer_on, signed_run, until
 from deadlines import within_s
-from test_runs import ignore, newcomer, server
+from test_runs import ignore, server
 
 from p2pdiloco.cli.status_command import Search
 from p2pdiloco.config import manifest
@@ -53,8 +53,7 @@ class Liar(FrontDoor):
 
 async def stranger(hub: MemoryNetwork, run: str, name: str, manifest: bytes = b"") -> str:
     """A peer that lists a run by that name. Returns its id."""
-    transport = hub.transport(Identity.generate().peer_id)
-    await transport.start(Liar(manifest))
+    transport = await peer_on(hub, Liar(manifest))
     listed = wire.RunList((wire.RunSummary(run, name, transport.peer_id),))
     await transport.put_record(wire.RUNS_KEY, wire.encode(listed), 60.0)
     return transport.peer_id
@@ -62,9 +61,9 @@ async def stranger(hub: MemoryNetwork, run: str, name: str, manifest: bytes = b"
 
 async def host(hub: MemoryNetwork, run: Run, listed: bool = True) -> str:
     """A peer that serves a run, and has its record in the DHT or not (yet)."""
-    transport, door = hub.transport(Identity.generate().peer_id), FrontDoor()
+    door = FrontDoor()
     door.add_run(run)
-    await transport.start(door)
+    transport = await peer_on(hub, door)
     if listed:
         value = wire.encode(wire.RunList((run.summary(),)))
         await transport.put_record(wire.RUNS_KEY, value, 60.0)
@@ -83,7 +82,7 @@ async def joined(
 ) -> str:
     """The id of the run that a newcomer with that data folder joins."""
     async with asyncio.timeout(within_s(20)):
-        found = await find_run(await newcomer(hub), Identity.generate(), wanted, folder, say, hosts)
+        found = await find_run(await peer_on(hub), Identity.generate(), wanted, folder, say, hosts)
     return found[0].id
 
 
@@ -101,7 +100,7 @@ async def test_a_false_manifest_of_any_bytes_is_refused_counted_and_the_next_pee
     liars = [await stranger(hub, run.id, "test", lie) for lie in lies]
     await server(hub, run)
     monkeypatch.setattr(random, "sample", lambda peers, _: sorted(peers, key=lambda p: p not in liars))
-    search = RunSearch(await newcomer(hub), run.id)
+    search = RunSearch(await peer_on(hub), run.id)
     listed = await search.look()
     assert listed is not None
     found = await search.published(listed)
@@ -118,7 +117,7 @@ async def test_what_another_id_stands_for_is_not_even_decoded(
 ) -> None:
     hub, run = MemoryNetwork(), signed_run(tmp_path)
     await stranger(hub, run.id, "test", encode_signed(signed_bytes(content)))
-    search = RunSearch(await newcomer(hub), run.id)
+    search = RunSearch(await peer_on(hub), run.id)
     listed = await search.look()
     assert listed is not None
     monkeypatch.setattr("p2pdiloco.daemon.run_files.known_runs.manifest_from_canonical", pytest.fail)
@@ -187,7 +186,7 @@ async def test_who_starts_a_run_does_not_mean_the_one_that_it_was_in_before(tmp_
     await server(hub, old)
     change_ways(tmp_path, WaysIn.joined, NodeSettings(), old.id)
     for begins, meant in ((False, old), (True, new)):
-        search = find_run(await newcomer(hub), me, "", tmp_path, ignore, (here,), begins=begins)
+        search = find_run(await peer_on(hub), me, "", tmp_path, ignore, (here,), begins=begins)
         assert (await asyncio.wait_for(search, within_s(20)))[0].id == meant.id
 
 
@@ -218,10 +217,10 @@ async def test_whoever_only_asks_is_settled_the_same_way(tmp_path: Path) -> None
         search = Search(wanted, hosts)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
-                await search.reports(await newcomer(hub))
+                await search.reports(await peer_on(hub))
         assert "no member of run test answered" in str(search.failure(0.3))
     with pytest.raises(UserError, match="has more than one run"):
-        await Search("test", []).reports(await newcomer(hub))
+        await Search("test", []).reports(await peer_on(hub))
 
 
 async def test_the_true_id_by_a_false_name_hides_nothing(tmp_path: Path) -> None:

@@ -78,7 +78,6 @@ def micro(tmp_path: Path, name: str = "test", seed: int = 0) -> Path:
 async def test_the_second_serves_the_same_signed_run_also_when_the_first_is_gone(
     hub: MemoryNetwork, tmp_path: Path
 ) -> None:
-    (tmp_path / "first").mkdir()
     write_given(tmp_path / "given.toml", "given")
     runs = await served_runs(tmp_path / "first", tmp_path / "given.toml", micro(tmp_path))
     given, drawn = sorted(runs, key=lambda run: run.name)
@@ -98,7 +97,6 @@ async def test_what_is_wanted_by_its_id_is_fetched_and_nothing_else(
 ) -> None:
     monkeypatch.setattr(mirror, "LOOK_S", 0.0)
     monkeypatch.setattr(mirror, "PATIENCE_S", 0.0)
-    (tmp_path / "first").mkdir()
     one, two = await served_runs(tmp_path / "first", micro(tmp_path, "one"), micro(tmp_path, "two"))
     first, second, folder = await first_and_second(hub, tmp_path, one, two)
     for wanted in (two.id, two.id[:9]):
@@ -111,7 +109,6 @@ async def test_what_is_wanted_by_its_id_is_fetched_and_nothing_else(
 
 async def given_run(hub: MemoryNetwork, tmp_path: Path) -> tuple[Endpoint, Mirror, Path, Path]:
     """A peer that serves a run of a given version 0, a mirror, the file there and an unfinished one here."""
-    (tmp_path / "first").mkdir()
     write_given(tmp_path / "given.toml", "given")
     (run,) = await served_runs(tmp_path / "first", tmp_path / "given.toml")
     first, second, folder = await first_and_second(hub, tmp_path, run)
@@ -206,7 +203,6 @@ async def test_who_gave_a_wrong_tokenizer_is_told_of(hub: MemoryNetwork, tmp_pat
 async def test_another_owner_s_run_of_the_same_name_is_refused_before_anything_is_signed(
     hub: MemoryNetwork, tmp_path: Path
 ) -> None:
-    (tmp_path / "first").mkdir()
     (run,) = await served_runs(tmp_path / "first", micro(tmp_path))
     first, second, _ = await first_and_second(hub, tmp_path, run)
     file = micro(tmp_path, seed=1)
@@ -253,7 +249,7 @@ async def test_kept_runs_are_served_whatever_a_peer_or_the_disk_does(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    (data_dir := tmp_path / "second").mkdir()
+    data_dir = tmp_path / "second"
     (kept,) = await served_runs(data_dir, micro(tmp_path))
     asked = asyncio.Event()
 
@@ -273,8 +269,6 @@ async def test_kept_runs_are_served_whatever_a_peer_or_the_disk_does(
 async def test_another_owner_s_run_of_the_name_of_a_kept_one_is_told_of(
     hub: MemoryNetwork, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
     (theirs,) = await served_runs(tmp_path / "first", micro(tmp_path))
     (kept,) = await served_runs(tmp_path / "second", micro(tmp_path))
     async with running(hub, tmp_path / "second", theirs) as door:
@@ -320,7 +314,6 @@ async def test_who_serves_an_edited_file_is_told_that_it_is_another_run(
 ) -> None:
     caplog.set_level(logging.WARNING)
     file, data_dir = tmp_path / "run.toml", tmp_path / "data"
-    data_dir.mkdir()
 
     async def serve(manifest: Manifest) -> None:
         caplog.clear()

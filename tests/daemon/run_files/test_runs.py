@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from daemon_kit import served_runs, signed_run, until, write_given
+from daemon_kit import peer_on, served_runs, signed_run, until, write_given
 from deadlines import within_s
 
 from p2pdiloco.adapters.result_file import checksum
@@ -68,24 +68,23 @@ from p2pdiloco.identity import Identity, verify
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tasks.registry import load_manifest, render_toml, task_of
 from p2pdiloco.tensors.vault import Vault
-from p2pdiloco_lab.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco_lab.memory_net import MemoryNetwork
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.01)
 
 
 async def server(hub: MemoryNetwork, *served: Run, listed: tuple[Run, ...] | None = None) -> FrontDoor:
     """A peer that serves runs, and lists these."""
-    door, transport = FrontDoor(), hub.transport(Identity.generate().peer_id)
+    door = FrontDoor()
     for each in served:
         door.add_run(each)
-    await transport.start(door)
+    transport = await peer_on(hub, door)
     summaries = [run.summary() for run in listed] if listed is not None else door.runs()
     await transport.put_record(wire.RUNS_KEY, wire.encode(wire.RunList(tuple(summaries))), 60.0)
     return door
-
-
-async def newcomer(hub: MemoryNetwork) -> MemoryTransport:
-    transport = hub.transport(Identity.generate().peer_id)
-    await transport.start(FrontDoor())
-    return transport
 
 
 def ignore(sentence: str) -> None:
@@ -120,35 +119,18 @@ def changed(run: Run, what: str, other: Run) -> bytes:
     ["a changed byte", "a changed field", "a wrong signature", "another owner", "another run", "garbage"],
 )
 async def test_a_false_manifest_is_refused_with_a_sentence_and_the_true_one_taken(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.01)
     hub, run = MemoryNetwork(), signed_run(tmp_path)
     door = await server(hub, run)
     serve_instead(door, run, changed(run, what, signed_run(tmp_path, "other")))
-    transport = await newcomer(hub)
+    transport = await peer_on(hub)
     search = asyncio.create_task(find_run(transport, Identity.generate(), "test", tmp_path, ignore))
     await until(lambda: "the manifest of test from" in caplog.text, "a refusal")
     assert not search.done()  # it goes on looking
     await server(hub, run)  # an honest one
     found, vault = await asyncio.wait_for(search, within_s(10.0))
     assert found.id == run.id and vault.version(0) == 0
-    await transport.close()
-
-
-async def test_an_honest_peer_is_asked_when_the_first_one_lies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.01)
-    hub, run = MemoryNetwork(), signed_run(tmp_path)
-    doors = [await server(hub, run) for _ in range(3)]
-    liars = doors[:2]
-    for door in liars:
-        serve_instead(door, run, changed(run, "a wrong signature", run))
-    transport = await newcomer(hub)
-    search = find_run(transport, Identity.generate(), "test", tmp_path, ignore)
-    found, _ = await asyncio.wait_for(search, within_s(10.0))
-    assert found.id == run.id
 
 
 async def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,14 +138,14 @@ async def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.Mon
     hub, run = MemoryNetwork(), signed_run(tmp_path)
     await server(hub, run)
     with pytest.raises(UserError, match='the peers know no run "tset"') as caught:
-        await find_run(await newcomer(hub), Identity.generate(), "tset", tmp_path, ignore)
+        await find_run(await peer_on(hub), Identity.generate(), "tset", tmp_path, ignore)
     assert run.id[:12] in caught.value.hint and "test" in caught.value.hint
 
     monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.05)
     monkeypatch.setattr(find, "LIST_PATIENCE_S", 3.2)
     said: list[str] = []
     with pytest.raises(UserError, match='the peers know no run "tset"'):
-        await find_run(await newcomer(hub), Identity.generate(), "tset", tmp_path, said.append)
+        await find_run(await peer_on(hub), Identity.generate(), "tset", tmp_path, said.append)
     (line,) = said
     assert line.startswith('no run "tset" is listed by these peers yet') and f"test ({run.id[:12]})" in line
 
@@ -173,8 +155,7 @@ async def test_a_peer_that_is_gone_gave_no_false_manifest(
 ) -> None:
     run, gone = signed_run(tmp_path), Identity.generate().peer_id
     assert (
-        await known_runs.pull_run(await newcomer(MemoryNetwork()), ListedRun(run.id, ["test"], [gone]))
-        is None
+        await known_runs.pull_run(await peer_on(MemoryNetwork()), ListedRun(run.id, ["test"], [gone])) is None
     )
     assert f"the manifest of test cannot be fetched from {gone}" in caplog.text
     assert "refused" not in caplog.text
@@ -185,7 +166,7 @@ async def test_two_runs_of_one_name_need_an_id(tmp_path: Path) -> None:
     first, second = signed_run(tmp_path, seed=1), signed_run(tmp_path, seed=2)
     await server(hub, first)
     await server(hub, second)
-    transport = await newcomer(hub)
+    transport = await peer_on(hub)
     with pytest.raises(UserError, match='the name "test" has more than one run') as caught:
         await find_run(transport, Identity.generate(), "test", tmp_path, ignore)
     assert first.id[:12] in str(caught.value) and second.id[:12] in str(caught.value)
@@ -193,12 +174,9 @@ async def test_two_runs_of_one_name_need_an_id(tmp_path: Path) -> None:
     assert found.id == second.id
 
 
-async def test_no_list_yet_is_said_once_and_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.01)
+async def test_no_list_yet_is_said_once_and_waited_for(tmp_path: Path) -> None:
     hub, run = MemoryNetwork(), signed_run(tmp_path)
-    transport = await newcomer(hub)
+    transport = await peer_on(hub)
     said: list[str] = []
     search = asyncio.create_task(find_run(transport, Identity.generate(), "", tmp_path, said.append))
     await until(lambda: said, "it to say that it waits")
@@ -216,10 +194,10 @@ def test_a_beginning_of_an_id_must_be_long_enough(tmp_path: Path) -> None:
 
 async def test_an_unreadable_list_is_no_list(tmp_path: Path) -> None:
     hub, run = MemoryNetwork(), signed_run(tmp_path)
-    rogue = await newcomer(hub)
+    rogue = await peer_on(hub)
     await rogue.put_record(wire.RUNS_KEY, b"\xff\xff", 60.0)
     await server(hub, run)
-    assert list(await known_runs.known_runs(await newcomer(hub))) == [run.id]
+    assert list(await known_runs.known_runs(await peer_on(hub))) == [run.id]
 
 
 # --- the door of a peer that is no member ---------------------------------------------------------------
@@ -309,10 +287,7 @@ async def test_what_came_of_version_0_is_thrown_away_only_when_it_is_wrong(
         assert givers.asked == asked
 
 
-async def test_a_manifest_with_given_parameters_and_a_wrong_model_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.01)
+async def test_a_manifest_with_given_parameters_and_a_wrong_model_is_refused(tmp_path: Path) -> None:
     base = for_run("micro", "wrong")
     wrong = msgspec.structs.replace(
         base, run=msgspec.structs.replace(base.run, initial="0" * 64), model={"no": "model"}
@@ -322,7 +297,7 @@ async def test_a_manifest_with_given_parameters_and_a_wrong_model_is_refused(
     run = Run(id=run_id(signed), signed=signed, manifest=wrong, layouts=())
     hub = MemoryNetwork()
     await server(hub, run)
-    me = await newcomer(hub)
+    me = await peer_on(hub)
     search = asyncio.create_task(find_run(me, Identity.generate(), "wrong", tmp_path, said.append))
     await until(lambda: said or search.done(), "a refusal")
     assert not search.done() and "is refused: manifest-invalid" in said[0]
@@ -330,11 +305,8 @@ async def test_a_manifest_with_given_parameters_and_a_wrong_model_is_refused(
     await asyncio.gather(search, return_exceptions=True)
 
 
-async def test_version_0_that_was_given_comes_from_peers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_version_0_that_was_given_comes_from_peers(tmp_path: Path) -> None:
     """Take it from whoever has the true one, and from the own folder at the next start."""
-    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.01)
     path = tmp_path / "run.toml"
     parameters, manifest = write_given(path, "tuned"), load_manifest(path)
     run, vault = runs.sign_run(path, Identity.generate())
@@ -348,14 +320,14 @@ async def test_version_0_that_was_given_comes_from_peers(
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    found, theirs = await find_run(await newcomer(hub), Identity.generate(), "tuned", tmp_path, ignore)
+    found, theirs = await find_run(await peer_on(hub), Identity.generate(), "tuned", tmp_path, ignore)
     assert found.id == run.id
     for layout in run.layouts:
         assert torch.equal(theirs.theta(layout.index), vault.theta(layout.index))
     runs.save_run(tmp_path / "me", found, theirs)
     assert given_on_disk(tmp_path / "me", run.id, manifest) is not None
     # Nobody gives it any more, but the own folder has it.
-    await find_run(await newcomer(MemoryNetwork()), Identity.generate(), "", tmp_path / "me", ignore)
+    await find_run(await peer_on(MemoryNetwork()), Identity.generate(), "", tmp_path / "me", ignore)
     # What is not sound there is fetched again.
     kept_initial(tmp_path / "me", run.id).write_bytes(content)
     assert given_on_disk(tmp_path / "me", run.id, manifest, set_aside=False) is None

@@ -146,12 +146,6 @@ def test_a_missing_file_and_a_missing_folder_are_ordinary(
     assert not (tmp_path / "absent").exists()
 
 
-def test_a_folder_in_its_place_is_set_aside(tmp_path: Path) -> None:
-    (tmp_path / JOINED).mkdir()
-    change_ways(tmp_path, WaysIn.given, WORD)
-    assert WaysIn.load(tmp_path).link == WORD and (tmp_path / f"{JOINED}.corrupt").is_dir()
-
-
 def test_what_is_wrong_with_one_way_costs_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     good = address(4001)
     parts = {"runs": ["aa"], "join": [good], "settings": {"hours": "22-7"}}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import msgspec
+from deadlines import within_s
 
 from p2pdiloco.core.api.events import CommitVersion, Effect
 from p2pdiloco_lab.simulation.seed_plan import WorldPlan, draw_plan, genesis_version
@@ -64,22 +68,39 @@ def outcome(result: SeedResult) -> str:
     return result.violation or result.stuck or "ok"
 
 
+def in_another_process(code: str) -> str:
+    """What this program prints in a process with other hashes."""
+    other = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"
+    environment = {**os.environ, "PYTHONHASHSEED": other, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True, timeout=within_s(90)
+    ).stdout
+
+
+def played_well(world: World) -> SeedResult:
+    """Play a world to its end. No rule is broken, nothing is stuck."""
+    result = world.run()
+    assert result.ok, result.detail or result.stuck
+    return result
+
+
 class Commits:
     """Notes when which node made which version its own, and lets a test act on effects."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, act: Callable[[Host, Effect], None] | None = None) -> None:
         self.seen: list[tuple[float, str, int, int]] = []
         """(time, peer, fragment, number)."""
-        self.act: Callable[[Host, Effect], None] | None = None
+        self._act = act
         world.on_effect = self._effect
 
     def _effect(self, host: Host, effect: Effect) -> None:
         if isinstance(effect, CommitVersion):
             header = effect.version.header
             self.seen.append((host.now, host.peer, header.fragment, header.number))
-        if self.act is not None:
-            self.act(host, effect)
+        if self._act is not None:
+            self._act(host, effect)
 
-    def first(self, fragment: int, after_s: float, number: int) -> float:
-        """When anybody first held at least that version of the fragment, after a time."""
-        return min(t for t, _, f, n in self.seen if f == fragment and t > after_s and n >= number)
+    def made(self, fragment: int) -> dict[int, float]:
+        """When anybody first held each version of a fragment."""
+        return {number: at_s for at_s, _, of, number in reversed(self.seen) if of == fragment}

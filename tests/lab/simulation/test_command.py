@@ -52,20 +52,8 @@ def test_one_changed_or_moved_seed_changes_the_digest_of_all() -> None:
 def test_two_processes_give_the_same_summary_as_one() -> None:
     reports = []
     for jobs in ("1", "2"):
-        arguments = [
-            "--seed",
-            "3",
-            "--seeds",
-            "4",
-            "--nodes",
-            "2",
-            "--mix",
-            "storm",
-            "--jobs",
-            jobs,
-            "--json",
-        ]
-        report = json.loads(CliRunner().invoke(simulate, arguments).output)
+        words = f"--seed 3 --seeds 4 --nodes 2 --mix storm --jobs {jobs} --json"
+        report = json.loads(CliRunner().invoke(simulate, words.split()).output)
         for part in (report, *report["mixes"].values()):
             del part["seeds_per_minute"]
         reports.append(report)

@@ -70,31 +70,25 @@ def test_members_keep_their_state_when_three_forge_one_in_a_fragment_each(age: s
     assert merged(world) == world.crowd.riders.keys() and not seated(world)
 
 
+@pytest.mark.parametrize("kind", [CrowdKind.ACCUSES, CrowdKind.MUTE])
 @RUNS
-def test_no_honest_member_is_excluded_by_the_word_of_a_crowd(age: str, door: str) -> None:
-    result = played(world_of(CrowdKind.ACCUSES, age, door))
-    assert result.ok, result.detail or result.stuck
-
-
-@RUNS
-def test_a_run_goes_on_when_a_crowd_falls_silent(age: str, door: str) -> None:
-    result = played(world_of(CrowdKind.MUTE, age, door))
+def test_a_run_goes_on_and_excludes_no_honest_member_when_a_crowd_accuses_or_falls_silent(
+    kind: CrowdKind, age: str, door: str
+) -> None:
+    result = played(world_of(kind, age, door))
     assert result.ok, result.detail or result.stuck
 
 
 @pytest.mark.parametrize("kind", [CrowdKind.RIDES, CrowdKind.CLAIMS])
 @RUNS
-def test_a_chain_counts_hardly_more_tokens_than_were_trained(kind: CrowdKind, age: str, door: str) -> None:
+def test_a_chain_counts_hardly_more_tokens_than_were_trained_and_who_is_merged_has_no_seat(
+    kind: CrowdKind, age: str, door: str
+) -> None:
     world = world_of(kind, age, door)
     played(world)
     assert counted(world) <= 1.0 + OPEN_SHARE
-
-
-@RUNS
-def test_a_crowd_that_is_merged_like_everybody_has_no_seat(age: str, door: str) -> None:
-    world = world_of(CrowdKind.RIDES, age, door)
-    played(world)
-    assert merged(world) == world.crowd.riders.keys() and not seated(world)
+    if kind is CrowdKind.RIDES:
+        assert merged(world) == world.crowd.riders.keys() and not seated(world)
 
 
 @pytest.mark.parametrize("age", AGES)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
-from deadlines import within_s
+from sim_kit import in_another_process
 
 from p2pdiloco_lab.simulation.seed_report import brief
 from p2pdiloco_lab.simulation.sim_world import run_seed
@@ -23,15 +20,10 @@ for seed in range({SEEDS}):
 
 @pytest.mark.process
 def test_equal_digests_in_two_processes_with_different_hash_seeds() -> None:
-    other = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"
-    environment = {**os.environ, "PYTHONHASHSEED": other}
-    command = [sys.executable, "-c", CODE]
-    done = subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True, timeout=within_s(60)
-    )
+    there = in_another_process(CODE).split()
     here = [run_seed(seed, "storm", 4).digest for seed in range(SEEDS)]
     assert len(set(here)) == SEEDS, "different seeds do different things"
-    assert done.stdout.split() == here
+    assert there == here
 
 
 def test_a_trace_changes_nothing_and_says_who_decided_what_and_why() -> None:

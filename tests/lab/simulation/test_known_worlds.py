@@ -284,7 +284,7 @@ def test_a_run_goes_on_while_its_members_are_replaced_one_by_one(
     world.clock.run_until(until_s)
     up = world.up_hosts()
     given({*names(0, here)} & {host.peer for host in up} == {"n0"}, "more of the first ones are here")
-    made = {number: at_s for at_s, _, fragment, number in reversed(commits.seen) if fragment == 0}
+    made = commits.made(0)
     times = sorted(made.values())
     assert max(b - a for a, b in itertools.pairwise(times)) < 20.0 and len(times) > 50
     assert world.hosts["n0"].stores[0].version.header.number >= max(made) - 1

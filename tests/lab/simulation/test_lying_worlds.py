@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from deadlines import within_s
+from sim_kit import in_another_process
 
 from p2pdiloco.core.inbox import Held, Inbox
 from p2pdiloco.core.round import Attendance
@@ -114,10 +111,4 @@ def test_a_cell_is_the_same_in_every_process() -> None:
     code = (
         "from worlds.cells import Cell, play\nprint(play(Cell(attack='alie', liars=1, of=5, until_s=25.0)))\n"
     )
-    other = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"
-    environment = {**os.environ, "PYTHONHASHSEED": other, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True, timeout=within_s(90)
-    )
-    assert done.stdout.strip() == str(play(Cell(attack="alie", liars=1, of=5, until_s=25.0)))
+    assert in_another_process(code).strip() == str(play(Cell(attack="alie", liars=1, of=5, until_s=25.0)))

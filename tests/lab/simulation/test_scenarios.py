@@ -7,7 +7,7 @@ import itertools
 
 import msgspec
 import pytest
-from sim_kit import Commits, calm_plan
+from sim_kit import Commits, calm_plan, played_well
 
 from p2pdiloco.core.api.events import (
     AcceptTransfer,
@@ -39,7 +39,6 @@ def held_up(effect: Effect, moment: str) -> bool:
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_syncer_killed(moment: str, comes_back: bool) -> None:
     world = World(calm_plan(4, quorum=2))
-    commits = Commits(world)
     killed: list[tuple[float, str, int, int]] = []
 
     def kill(host: Host, effect: Effect) -> None:
@@ -50,9 +49,8 @@ def test_syncer_killed(moment: str, comes_back: bool) -> None:
             killed.append((host.now, host.peer, fragment, number))
             world.clock.after(0.0, world.crash, host, 6.0 if comes_back else None)
 
-    commits.act = kill
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    commits = Commits(world, kill)
+    result = played_well(world)
     assert result.lost_to_forks == 0
     at_s, victim, fragment, number = killed[0]
     later = [t for t, p, f, n in commits.seen if f == fragment and n > number and p != victim]
@@ -74,30 +72,11 @@ def test_late_joiner_catches_up_before_it_votes_or_contributes() -> None:
                 assert host.may_serve
                 assert host.stores[0].version.header.number > 0
 
-    commits = Commits(world)
-    commits.act = note
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    world.on_effect = note
+    result = played_well(world)
     offers = [t for t, name in late if name == "Offer"]
     assert offers and min(offers) < 30.0
     assert result.lost_to_forks == 0
-
-
-def test_two_partitions_heal_to_one_chain_and_one_syncer() -> None:
-    plan = calm_plan(6, until_s=50.0, quorum=2)
-    world = World(plan)
-    halves = (("n0", "n1", "n2"), ("n3", "n4", "n5"))
-    links = [(a, b) for a in halves[0] for b in halves[1]]
-    links += [(b, a) for a, b in links]
-    for source, target in links:
-        world.clock.at(15.0, world.network.block, source, target)
-        world.clock.at(45.0, world.network.unblock, source, target)
-    commits = Commits(world)
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
-    for half in halves:  # both sides went on alone
-        assert any(35.0 < t < 45.0 and p in half for t, p, _, _ in commits.seen)
-    assert result.switches > 0
 
 
 def test_nothing_stops_without_faults() -> None:
@@ -108,7 +87,7 @@ def test_nothing_stops_without_faults() -> None:
         if isinstance(effect, CommitVersion):
             counts[host.peer] = counts.get(host.peer, 0) + 1
 
-    Commits(world).act = count
+    world.on_effect = count
     result = world.run()
     assert result.ok and result.switches == 0 and result.split_terms == 0
     # 2 fragments, a round every 2 s of at least 30 s: at least every other round comes about.
@@ -120,7 +99,6 @@ def test_nothing_stops_without_faults() -> None:
 
 def test_a_pull_that_stands_still_is_given_up() -> None:
     world = World(calm_plan(3))
-    commits = Commits(world)
     stood: list[tuple[float, str, int]] = []
     hours = 1e6  # times the latency of the link
 
@@ -131,9 +109,8 @@ def test_a_pull_that_stands_still_is_given_up() -> None:
                 world.network.slow_down(*link, hours)
                 world.clock.after(0.01, world.network.slow_down, *link, 1.0)
 
-    commits.act = stand
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    commits = Commits(world, stand)
+    played_well(world)
     at_s, peer, fragment = stood[0]
     after = [t for t, p, f, _ in commits.seen if (p, f) == (peer, fragment) and t > at_s]
     assert after and after[0] < at_s + 25.0
@@ -153,13 +130,12 @@ def test_who_leaves_over_a_link_that_carries_nothing_takes_it_up_again() -> None
         leaver.leaving, leaver.returns_in_s = True, 10.0
         leaver.feed(LeaveRequested())
 
-    Commits(world).act = note
+    world.on_effect = note
     for link in links:
         world.clock.at(20.0, world.network.slow_down, *link, 1e6)
         world.clock.at(30.0, world.network.slow_down, *link, 1.0)
     world.clock.at(20.1, leave)
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    played_well(world)
     assert sorted(offered) == [0, 1], "and nobody answered"
     for store in world.hosts["n0"].stores:
         assert len(store.state.covered["n3"]) == 1, "a hole in what was merged of it"
@@ -169,7 +145,6 @@ def test_who_leaves_over_a_link_that_carries_nothing_takes_it_up_again() -> None
 def test_full_disks_do_not_stand_in_the_way_of_the_one_that_has_room(nodes: int) -> None:
     """All but one cannot save a vote: they train on, are merged, and have no part in majorities."""
     world = World(calm_plan(nodes, until_s=60.0))
-    commits = Commits(world)
     merged: list[tuple[float, int, set[str]]] = []
     at_s = 12.0
 
@@ -182,10 +157,9 @@ def test_full_disks_do_not_stand_in_the_way_of_the_one_that_has_room(nodes: int)
         for spec in world.plan.nodes[1:]:
             world.disk_of(spec.peer).full = True
 
-    commits.act = note
+    world.on_effect = note
     world.clock.after(at_s, fill)
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    result = played_well(world)
     assert result.lost_to_forks == 0
     everybody = {spec.peer for spec in world.plan.nodes}
     for fragment in range(2):
@@ -205,8 +179,7 @@ def test_all_disks_are_full_and_have_room_at_one_time(nodes: int, seed: int) -> 
 
     world.clock.after(12.0, fill, True)
     world.clock.after(30.0, fill, False)
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    played_well(world)
 
 
 @pytest.mark.parametrize("at_s", [12.0, 13.4, 14.8, 17.6])
@@ -238,11 +211,7 @@ def test_in_groups_a_full_disk_costs_no_more_than_an_election(seed: int) -> None
     world.clock.after(20.0, setattr, world.disk_of(f"n{seed % 4}"), "full", True)
     world.clock.run_until(80.0)
     for fragment in range(2):
-        first: dict[int, float] = {}
-        for at_s, _, of, number in commits.seen:
-            if of == fragment:
-                first.setdefault(number, at_s)
-        times = [t for t in first.values() if t > 15.0]
+        times = sorted(t for t in commits.made(fragment).values() if t > 15.0)
         assert max(b - a for a, b in itertools.pairwise([*times, 80.0])) < 10.0
 
 
@@ -269,7 +238,6 @@ def test_a_member_whose_updates_come_late_at_a_change_of_groups_does_not_fork() 
             header = effect.version.header
             made.setdefault(header.number, set()).add(header.digest())
 
-    Commits(world).act = note
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    world.on_effect = note
+    played_well(world)
     assert all(len(versions) == 1 for versions in made.values())

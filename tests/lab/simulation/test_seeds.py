@@ -45,7 +45,10 @@ def hold(mix: str, seeds: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("seed", "mix", "nodes", "wrong"), PAST_FAILURES)
+@pytest.mark.parametrize(
+    ("seed", "mix", "nodes", "wrong"),
+    [(seed, *world, wrong) for world, seeds in PAST_FAILURES.items() for seed, wrong in seeds.items()],
+)
 def test_what_once_failed(seed: int, mix: str | None, nodes: int | None, wrong: str) -> None:
     result = run_seed(seed, mix, nodes)
     assert result.ok, f"again? {wrong}: {result.detail or result.stuck}"

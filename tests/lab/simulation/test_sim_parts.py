@@ -77,17 +77,6 @@ class Harness:
         self.learner.install(CommittedVersion(0, number, digest, merged, False), self.clock.now)
 
 
-def test_steps_in_flight_go_into_the_next_contribution() -> None:
-    world = Harness()
-    world.clock.run_until(13.5)
-    (first, due) = world.copies[0]
-    assert (first.first, first.end, due) == (0, 10, True)
-    world.install(1, first)
-    world.clock.run_until(30.0)
-    second, _ = world.copies[1]
-    assert (second.first, second.end, second.base) == (10, 24, b"1")
-
-
 @pytest.mark.parametrize(("at_once", "end"), [(True, 6), (False, 7)])
 def test_a_rebase_keeps_the_counters_and_a_closing_call_gets_them(at_once: bool, end: int) -> None:
     world = Harness(at_once)
@@ -102,17 +91,6 @@ def test_a_rebase_keeps_the_counters_and_a_closing_call_gets_them(at_once: bool,
     assert world.applied == [1]
 
 
-def test_a_closing_call_behind_an_install_waits_for_the_boundary() -> None:
-    world = Harness()
-    world.clock.run_until(4.5)
-    world.install(1, None)
-    world.learner.request(0, world.clock.now)
-    assert not world.copies
-    world.clock.run_until(5.5)
-    copied, _ = world.copies[0]
-    assert (copied.end, copied.base) == (5, b"1")
-
-
 def test_one_slot_and_nothing_twice_in_it() -> None:
     world = Harness()
     world.clock.run_until(40.0)
@@ -125,15 +103,6 @@ def test_one_slot_and_nothing_twice_in_it() -> None:
     assert [(c.first, c.end) for c, _ in world.copies] == [(0, 10), (0, 20)], (
         "a long displacement goes out in shares"
     )
-
-
-def test_a_crash_ends_what_was_not_copied_out() -> None:
-    world = Harness()
-    world.clock.run_until(5.5)
-    world.learner.stop(5.5)
-    assert world.learner.step_at(100.0) == 5
-    world.learner.start(20.0, 5)
-    assert world.learner.fragments[0].unmerged_from == 5
 
 
 def test_what_may_be_resumed() -> None:

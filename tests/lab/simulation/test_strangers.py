@@ -23,8 +23,7 @@ def played(strangers: int) -> tuple[int, list[float]]:
         if isinstance(effect, FetchUpdate | FetchState) and effect.peer in boasting:
             asked.append(host.now)
 
-    commits = Commits(world)
-    commits.act = act
+    commits = Commits(world, act)
     result = world.run()
     assert not result.violation and not result.stuck, result.stuck or result.detail
     holders: dict[tuple[int, int], set[str]] = {}

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 
 import pytest
-from sim_kit import Commits, agreed, plan_of
+from sim_kit import Commits, agreed, plan_of, played_well
 
 from p2pdiloco.core.api.events import LeaveRequested
 from p2pdiloco.core.api.versions import SignedVersion
@@ -34,8 +34,7 @@ def test_two_minutes_of_partition_cost_no_token_of_either_side() -> None:
         world.clock.after(0.05, look)
 
     world.clock.at(135.0, look)
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    played_well(world)
     for side in SIDES:
         numbers = [n for t, p, f, n in commits.seen if 115.0 < t < 135.0 and p in side and f == 0]
         assert len(set(numbers)) > 5, "both sides made versions to the end"
@@ -79,8 +78,7 @@ def test_when_all_died_those_that_return_go_on_from_the_heaviest_saved_state(fir
         world.clock.after(0.05, look)
 
     world.clock.at(41.2, look)
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    played_well(world)
     assert {peer for peer, _ in saved} == set(back) and confirmed_s[0][1] in back
     assert "n6" in {host.peer for host in world.up_hosts()}, "which has nothing saved, and waited for them"
     for fragment in range(2):
@@ -98,8 +96,7 @@ def test_one_of_eight_survives_and_seven_come_back() -> None:
     killed = [f"n{index}" for index in range(1, 8)]
     for index, peer in enumerate(killed):
         world.clock.at(30.0, lambda p=peer, i=index: world.crash(world.hosts[p], 25.0 + i))  # type: ignore[misc]
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    played_well(world)
     alone = [t for t, p, _, _ in commits.seen if 30.0 < t < 54.0]
     # Ten seconds until the dead no longer count in its majority, a term's election, a round.
     assert alone and min(alone) < 30.0 + 17.0, "the survivor goes on by itself"
@@ -129,14 +126,11 @@ def test_a_syncer_that_leaves_delays_no_round_and_loses_nothing(seed: int) -> No
         host.feed(LeaveRequested())
 
     world.clock.at(30.0 + seed / 10, leave)
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    played_well(world)
     host = leaver[0]
     assert not host.up
     for fragment in range(2):
-        made = sorted({(n, t) for t, p, f, n in commits.seen if f == fragment and t > 12.0})
-        first = {n: min(t for m, t in made if m == n) for n, _ in made}
-        times = sorted(first.values())
+        times = sorted(t for t in commits.made(fragment).values() if t > 12.0)
         gaps = [(b - a, a) for a, b in itertools.pairwise(times)]
         usual_s = sorted(gap for gap, at in gaps if at < 28.0)[len(gaps) // 4]
         around = [gap for gap, at in gaps if 28.0 < at < 36.0]
@@ -155,8 +149,7 @@ def test_who_stands_still_for_ten_seconds_suspects_nobody_on_waking(seed: int) -
     host_of = world.hosts
     world.clock.at(25.0, lambda: host_of["n2"].freeze())
     world.clock.at(35.0, lambda: host_of["n2"].thaw(10.0))
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    played_well(world)
     woken = [line.split(maxsplit=2) for line in lines if line.split()[1:2] == ["n2"]]
     said = [(float(at), what) for at, _, what in woken if 35.0 <= float(at) < 40.0]
     assert len([what for _, what in said if "health:" in what]) == 1
@@ -167,14 +160,10 @@ def test_who_stands_still_for_ten_seconds_suspects_nobody_on_waking(seed: int) -
 def test_the_end_of_a_term_delays_no_round() -> None:
     world = World(plan_of(5, until_s=60.0, quorum=2))
     commits = Commits(world)
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    played_well(world)
     terms = {(v.header.fragment, v.header.number): v.header.term for v in world.watch.headers.values()}
     for fragment in range(2):
-        first: dict[int, float] = {}
-        for at_s, _, index, number in commits.seen:
-            if index == fragment:
-                first.setdefault(number, at_s)
+        first = commits.made(fragment)
         pairs = [(a, b) for a, b in itertools.pairwise(sorted(first)) if first[a] > 15.0]
         same = [first[b] - first[a] for a, b in pairs if terms[fragment, a] == terms[fragment, b]]
         ends = [first[b] - first[a] for a, b in pairs if terms[fragment, a] != terms[fragment, b]]

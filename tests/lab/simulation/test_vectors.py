@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import msgspec
@@ -15,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from deadlines import within_s
-from sim_kit import calm_plan
+from sim_kit import calm_plan, in_another_process, played_well
 from torch import Tensor
 
 from p2pdiloco.core.api.types import MergeLimits
@@ -59,8 +55,7 @@ def trained(mix: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Losses:
         plan, config=calm.config, nodes=calm.nodes, joins_s=calm.joins_s, faults_until_s=60.0, settle_s=90.0
     )
     world = World(plan, substance=Vectors(plan))
-    result = world.run()
-    assert result.ok, (result.detail, result.stuck)
+    result = played_well(world)
     assert mix == "calm" or result.faults > 3
     world.clock.run_until(world.clock.now + AFTERWARDS_S)
     losses = world.losses()
@@ -86,14 +81,8 @@ def test_equal_seeds_give_equal_bytes_in_two_processes() -> None:
         "result = run_seed(2, 'storm', 3, substance=Vectors)\n"
         "print(result.digest, result.losses)\n"
     )
-    other = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"
-    environment = {**os.environ, "PYTHONHASHSEED": other}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True, timeout=within_s(90)
-    )
     here = run_seed(2, "storm", 3, substance=Vectors)
-    assert done.stdout.strip() == f"{here.digest} {here.losses}" and here.losses is not None
+    assert in_another_process(code).strip() == f"{here.digest} {here.losses}" and here.losses is not None
 
 
 def test_the_digest_covers_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

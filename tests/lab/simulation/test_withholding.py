@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
-from sim_kit import Commits, calm_plan
+from sim_kit import Commits, calm_plan, played_well
 
 from p2pdiloco.core.api.events import CommitVersion, Effect, Record
 from p2pdiloco.core.api.messages import Message, Progress
@@ -41,10 +41,8 @@ class Seen:
             world.perjurers[LIAR] = self.liar
         self.made: list[tuple[float, str]] = []
         self.suspicions: list[tuple[str, str]] = []
-        commits = Commits(world)
-        commits.act = self._act
-        result = world.run()
-        assert result.ok, result.detail or result.stuck  # nothing lost, nothing twice, all merged in the end
+        commits = Commits(world, self._act)
+        played_well(world)  # nothing lost, nothing twice, all merged in the end
         first: dict[tuple[int, int], float] = {}
         for at_s, peer, fragment, number in commits.seen:
             if peer != LIAR and at_s < UNTIL_S:
@@ -110,10 +108,9 @@ class OfTen:
         world.perjurers[TENTH] = liar
         self.made, self.merged, self._until_s = Counter[str](), Counter[str](), until_s
         self._seen: set[bytes] = set()
-        self._do, commits = act, Commits(world)
-        commits.act = self._act
-        result = world.run()
-        assert result.ok, result.detail or result.stuck
+        self._do = act
+        world.on_effect = self._act
+        played_well(world)
 
     def _act(self, host: Host, effect: Effect) -> None:
         self._do(host, effect)

@@ -60,21 +60,19 @@ def test_everything_that_programs_call_is_typed():
     assert names["step"] is bool and names["addresses"] == tuple[str, ...]
 
 
-def node_of(mailbox):
-    """A session's node without a daemon, at its steps."""
+def node_of(**said):
+    """A session's node without a daemon, at its steps; and its mailbox, which says so."""
+    same = {"moved": False, "let_go": False, "stopping": False}
+    mailbox = SimpleNamespace(begin_step=lambda: None, boundary=lambda report: True, **same | said)
     node = object.__new__(SessionNode)
     node.stopped, node._lost, node._before, node.mailbox = False, 0, 0, mailbox
     inner = msgspec.structs.replace(MICRO.inner, tokens_per_step=64)
     node._training = ProgramTraining(inner, None, [])
-    return node
+    return node, mailbox
 
 
 def test_losses_that_are_no_numbers_are_an_error_after_ten_steps():
-    node = node_of(
-        SimpleNamespace(
-            moved=False, begin_step=lambda: None, let_go=False, stopping=False, boundary=lambda report: True
-        )
-    )
+    node, _ = node_of()
     for _ in range(2):
         for loss in [float("nan"), float("inf"), float("-inf")] * 3:
             assert node.step(64, loss).goes_on
@@ -87,11 +85,7 @@ def test_losses_that_are_no_numbers_are_an_error_after_ten_steps():
 
 
 def test_a_program_that_heard_the_end_hears_that_the_run_was_made_longer():
-    mailbox = SimpleNamespace(
-        moved=False, begin_step=lambda: None, let_go=True, stopping=False, boundary=lambda report: True
-    )
-    mailbox.attend = lambda timeout_s: None
-    node = node_of(mailbox)
+    node, mailbox = node_of(let_go=True, attend=lambda timeout_s: None)
     assert not node.step(64, 0.5).goes_on
     mailbox.attend = lambda timeout_s: setattr(mailbox, "let_go", False)
     assert node.step(64, 0.5).goes_on
@@ -260,8 +254,9 @@ class Program:
 
 
 @pytest.fixture
-def program():
-    program = Program()
+def program(request):
+    """A program; `request.param`: how it is another one than most."""
+    program = Program(**getattr(request, "param", {}))
     yield program
     program.exchange.close()
 
@@ -291,21 +286,20 @@ def replace_a_module(program):
     program.optimizer.add_param_group({"params": program.model[2].parameters()})
 
 
+CHANGES = [swap_data, other_layout, assign_and_tell_the_optimizer, replace_a_module]
+
+
 @pytest.mark.parametrize(
-    "change",
-    [swap_data, other_layout, assign_and_tell_the_optimizer, replace_a_module],
-    ids=lambda c: c.__name__,
+    ("program", "change"),
+    [
+        *(pytest.param({}, change, id=change.__name__) for change in CHANGES),
+        pytest.param({"optimizer": False}, assign, id="without_an_optimizer"),
+    ],
+    indirect=["program"],
 )
 def test_what_is_under_the_name_now_is_copied_out_and_moved(program, change):
     change(program)
     program.trains_and_merges()
-
-
-def test_without_an_optimizer_any_parameter_of_that_name_is_taken():
-    program = Program(optimizer=False)
-    assign(program)
-    program.trains_and_merges()
-    program.exchange.close()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -351,12 +345,10 @@ def test_a_model_that_is_another_one_now_is_one_sentence_that_says_what_changed(
     assert re.search(hint, caught.value.hint)
 
 
-def test_a_parameter_that_is_trained_later_is_not_left_apart_in_silence():
-    program = Program(frozen=("0.weight",))
+@pytest.mark.parametrize("program", [{"frozen": ("0.weight",)}], indirect=True)
+def test_a_parameter_that_is_trained_later_is_not_left_apart_in_silence(program):
     program.held.look()
     program.model[0].weight.requires_grad_(True)
-    with pytest.raises(
-        UserError, match=r"0\.weight is trained now \(requires_grad\), but the run does not have"
-    ):
+    words = r"0\.weight is trained now \(requires_grad\), but the run does not have"
+    with pytest.raises(UserError, match=words):
         program.held.look()
-    program.exchange.close()

@@ -2,7 +2,10 @@
 
 "merges": as a syncer it makes noise of its merges; "states": of the states that its updates make; "nights
 SIGN": the same, while there is that file; "histories": and gives none of these updates; "usurps": it elects
-itself again and again, by its own vote; "accuses": it accuses an honest syncer of the first version.
+itself again and again, by its own vote; "accuses": it accuses an honest syncer of the first version;
+"labels": as a syncer it puts a contribution into its versions which its learner did not sign so; "reverses":
+it contributes the opposite of its learner's work; "hasty": it draws the conclusion from fewer loss audits, so
+that a test is short.
 """
 
 from __future__ import annotations
@@ -15,20 +18,25 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "bench"))  # what benchmarks of attacks patch
 
 from attacks.usurper import elect_itself
 from p2pdiloco.cli.main import main as command
+from p2pdiloco.core import audit_state
+from p2pdiloco.core.api.events import Measured
 from p2pdiloco.core.api.reasons import PullRefusal
+from p2pdiloco.core.api.types import Contributor
 from p2pdiloco.core.api.versions import SignedVersion
 from p2pdiloco.core.audits import Auditor
 from p2pdiloco.core.election import Office
+from p2pdiloco.core.publisher import MergedParts
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfer import Transfers
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tensors.merge import Given
-from p2pdiloco.tensors.outer_update import UpdateMaker
+from p2pdiloco.tensors.outer_update import Encoded, OwnContributions, UpdateMaker
 from p2pdiloco.tensors.vault import MergeResult, Vault
 
 FIRST = 4
@@ -118,10 +126,39 @@ def false_accusations() -> None:
     Auditor.applied = accuse  # type: ignore[method-assign]
 
 
+def false_labels() -> None:
+    """Put in work that nobody signed so."""
+    honest = MergedParts.listed
+
+    def listed(self: MergedParts, measured: Sequence[Measured] = ()) -> tuple[Contributor, ...]:
+        parts = honest(self, measured)
+        if not measured or not parts:
+            return parts  # what is to be merged, not yet what is said of it
+        return (msgspec.structs.replace(parts[0], signature=bytes(64)), *parts[1:])
+
+    MergedParts.listed = listed  # type: ignore[method-assign]
+
+
+def reversing() -> None:
+    """Send the opposite of what was learned."""
+    honest = OwnContributions.encode
+
+    def reversed_(self: OwnContributions, fragment: int, base: Tensor, sent: Tensor) -> Encoded:
+        return honest(self, fragment, sent.clone(), base)
+
+    OwnContributions.encode = reversed_  # type: ignore[method-assign]
+
+
+def hasty() -> None:
+    """No lie: the others' node."""
+    audit_state.ENOUGH = 8.0
+
+
 if __name__ == "__main__":
     sign = Path(sys.argv[2])
     by_night = partial(false_states, lambda _: sign.exists())
     lies = {"merges": false_merges, "states": false_states, "histories": false_histories, "usurps": usurps}
+    lies |= {"labels": false_labels, "reverses": reversing, "hasty": hasty}
     {**lies, "accuses": false_accusations, "nights": by_night}[sys.argv[1]]()
     sys.argv = ["p2pdiloco", *sys.argv[sys.argv.index("p2pdiloco") + 1 :]]
     command()

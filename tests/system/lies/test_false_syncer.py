@@ -1,13 +1,15 @@
 """A syncer of false merges, one of false states, and a false accuser, with real processes: all others find
-out by themselves."""
+out by themselves. A state that most seats do not have is tried on a node's own data."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from system_kit import PACE, Daemon, Swarm
+from test_swarm import FRAGMENTS
 
 from p2pdiloco.core.api.reasons import VersionFault
 
@@ -22,14 +24,18 @@ def published(*nodes: Daemon) -> list[str]:
     return [line.reason for node in nodes for line in node.events("publish")]
 
 
-def with_a_liar(swarm: Swarm, lie: str) -> tuple[Daemon, Daemon, Daemon]:
-    """Start two honest nodes, and one that tells this lie once it is the syncer."""
+def with_a_liar(
+    swarm: Swarm, lie: str, others: str = "honest", setting: str = "term_versions = 2"
+) -> tuple[Daemon, Daemon, Daemon]:
+    """Start two nodes, and one that tells this lie. `setting`: a line of the run's file."""
     manifest = swarm.manifest(seats=("a", "b", "liar"))
-    manifest.write_text(re.sub(r"(?m)^term_versions = \d+", "term_versions = 2", manifest.read_text()))
+    name = setting.partition(" ")[0]
+    manifest.write_text(re.sub(rf"(?m)^{name} = .*", setting, manifest.read_text()))
     bootstrap = swarm.bootstrap("--run", str(manifest))
     joined = ("--join", bootstrap.address() or "", *PACE, "--name")
-    a = swarm.start("a", "node", *joined, "a", "--genesis")
-    b = swarm.start("b", "node", *joined, "b")
+    by = () if others == "honest" else (NODE, others)
+    a = swarm.start("a", "node", *joined, "a", "--genesis", by=by)
+    b = swarm.start("b", "node", *joined, "b", by=by)
     liar = swarm.start("liar", "node", *joined, "liar", by=(NODE, lie))
     swarm.until(lambda: liar.address() is not None, "the liar's address")
     liar.expected_to_live = False
@@ -89,3 +95,67 @@ def test_nobody_has_a_version_that_shows_no_state_or_no_office(visited_swarm: Sw
         reasons = {str(VersionFault.UNELECTED), str(VersionFault.OTHER_HOLDER)}
         refused = [line for node in (a, b) for line in node.events("fork") if line.reason in reasons]
         assert liar.peer_id in {line.peer for line in refused}
+
+
+# Nights: few of the seats are here.
+
+
+def begun(swarm: Swarm, *here: str, by: Sequence[str] = ()) -> tuple[Daemon, list[Daemon]]:
+    """Start a run of seven seats, of which these train. `by`: a program that runs the first one."""
+    absent = ("anna", "ben", "carl", "dora", "emil")[: 7 - len(here)]
+    path = swarm.manifest(seats=(*here, *absent))
+    text = path.read_text().replace("term_versions = 8\n", "term_versions = 4\n")
+    path.write_text(text.replace("log_versions = 16\n", "log_versions = 4\n"))
+    bootstrap = swarm.bootstrap("--run", str(path))
+    joined = ("--join", bootstrap.address() or "", *PACE, "--name")
+    first = swarm.start(here[0], "node", *joined, here[0], "--genesis", by=by)
+    others = [swarm.start(name, "node", *joined, name) for name in here[1:]]
+    swarm.training(first, *others)
+    swarm.advance(others[0], FRAGMENTS, 2)
+    return bootstrap, [first, *others]
+
+
+def tried(swarm: Swarm, node: Daemon) -> str:
+    return str(
+        swarm.until(
+            lambda: [event.reason for event in node.events("catchup") if "ours" in event.reason],
+            "others' states to be tried",
+        )[0]
+    )
+
+
+def test_who_comes_back_tries_what_one_of_seven_has_made_meanwhile(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        bootstrap, (one, two) = begun(swarm, "one", "two")
+        two.terminate()
+        left = [two.number(fragment) for fragment in FRAGMENTS]
+        swarm.until(lambda: all(one.number(f) > left[f] + 6 for f in FRAGMENTS), "a night alone", 90.0)
+
+        two = swarm.node("two", bootstrap)
+        assert tried(swarm, two).startswith("loss ")
+        swarm.training(two)
+        swarm.advance(two, FRAGMENTS, 2)
+        assert min(two.number(f) - left[f] for f in FRAGMENTS) > 6
+
+
+def test_nobody_takes_what_one_of_seven_forged_while_it_was_alone(tmp_path: Path) -> None:
+    """The first that comes back is half of those that are here, and refuses. With the next one it goes on."""
+    sign = tmp_path / "night"
+    with Swarm(tmp_path) as swarm:
+        bootstrap, (liar, two, three) = begun(swarm, "one", "two", "three", by=(NODE, "nights", str(sign)))
+        two.terminate()
+        three.terminate()
+        honest = [liar.number(fragment) + 1 for fragment in FRAGMENTS]
+        sign.touch()
+        swarm.until(lambda: all(liar.number(f) > honest[f] + 6 for f in FRAGMENTS), "a night alone", 90.0)
+
+        two = swarm.node("two", bootstrap)
+        tried(swarm, two)
+        swarm.training(two)
+        three = swarm.node("three", bootstrap)
+        swarm.training(three)
+        swarm.advance(three, FRAGMENTS, 2)
+        made = [line for line in liar.events("publish") if (line.number or 0) > honest[line.fragment or 0]]
+        forged = {(line.fragment, line.number, line.digest) for line in made}
+        mornings = {(*version, digest) for node in (two, three) for version, digest in node.heads().items()}
+        assert forged and forged.isdisjoint(mornings)

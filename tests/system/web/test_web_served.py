@@ -1,4 +1,5 @@
-"""The web page of real processes: a node's, a bootstrap's, and a real Prometheus that scrapes both."""
+"""Real nodes learn to read digits, another task than language: equal bits, and the web page of a node, of the
+bootstrap, and a real Prometheus that scrapes both."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 from deadlines import within_s
-from system_kit import PACE, Daemon, Swarm
+from system_kit import Daemon, Swarm
+from test_swarm import assert_digests_agree
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+EACH = ("--threads", "1", "--min-step-s", "0.02", "--evaluate", "each", "--eval-every-s", "1")
 
 
 def page_of(daemon: Daemon) -> str:
@@ -33,13 +36,18 @@ def ask(daemon: Daemon, path: str, token: bool = True) -> Any:
     return json.loads(text) if text.startswith("{") else text
 
 
-def test_a_run_on_pages_and_in_prometheus(visited_swarm: Swarm) -> None:
+def accuracy(daemon: Daemon) -> float:
+    """Of the last evaluation of the global parameters; 0 before there is one."""
+    found = daemon.events("evaluation")
+    return found[-1].metrics["accuracy"] if found else 0.0
+
+
+def test_two_nodes_learn_digits_and_are_on_pages_and_in_prometheus(visited_swarm: Swarm) -> None:
     swarm = visited_swarm
-    bootstrap = swarm.start(
-        "bootstrap", "bootstrap", "--run", str(swarm.manifest()), "--web", "0", "--web-public"
-    )
+    file = str(swarm.manifest("digits", "--preset", "digits"))
+    bootstrap = swarm.start("bootstrap", "bootstrap", "--run", file, "--web", "0", "--web-public")
     swarm.until(lambda: bootstrap.address() and "p2pdiloco node" in bootstrap.printed(), "a bootstrap")
-    join = ["--join", bootstrap.address() or "", *PACE, "--yes"]
+    join = ["--join", bootstrap.address() or "", *EACH, "--yes"]
     one = swarm.start("one", "node", *join, "--name", "one", "--genesis", "--web", "0")
     swarm.until(lambda: page_of(one), "its page, before the run")
     two = swarm.start("two", "node", *join, "--name", "two")
@@ -68,6 +76,13 @@ def test_a_run_on_pages_and_in_prometheus(visited_swarm: Swarm) -> None:
 
     if shutil.which("prometheus") is not None:
         scrape(swarm, one, bootstrap)
+
+    # Chance is 0.1; these are the global parameters, of which each node computes its own copy.
+    swarm.until(lambda: min(accuracy(one), accuracy(two)) > 0.4, "both to read digits", 120.0)
+    swarm.until(lambda: one.full_merges(2) + two.full_merges(2) > 10, "both to take part")
+    # What one has merged last the other may still be applying.
+    swarm.until(lambda: len(set(one.heads()) & set(two.heads())) > 10, "both to hold the same versions")
+    assert assert_digests_agree(one, two) > 10
 
     # Who dies is seen on the page, and why.
     two.kill()
