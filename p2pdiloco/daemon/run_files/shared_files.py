@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from p2pdiloco import util
 from p2pdiloco.adapters.data_dir import Files
 from p2pdiloco.adapters.result_file import MAX_HEADER_BYTES, Arrays, checksum, checksum_of, load_tensors
 from p2pdiloco.adapters.run_store import run_folder
@@ -198,10 +199,7 @@ def _if_sound(file: Path, look: Callable[[], T], set_aside: bool) -> T | None:
     except (StorageError, ConfigError) as error:
         logger.warning("the kept version 0 is of no use: %s", error)
         if set_aside and not isinstance(error.__cause__, OSError):
-            try:
-                Files().move(file, file.with_name(file.name + ".corrupt"))
-            except StorageError as failed:
-                logger.warning("%s", failed)
+            logger.warning("%s: %s", file, util.set_aside(file))
         return None
 
 

@@ -105,7 +105,7 @@ async def test_nobody_is_asked_by_whom_others_can_dial(monkeypatch: pytest.Monke
     watching.cancel()
 
 
-@pytest.mark.parametrize("gone", [A, B])
+@pytest.mark.parametrize("gone", [A, B], ids=["asker", "wanted"])
 async def test_a_bootstrap_that_sees_only_one_by_udp_tells_neither(gone: str) -> None:
     worlds, made = three()
     worlds[BOOTSTRAP].ends[gone] = ()
@@ -138,7 +138,9 @@ async def test_a_flood_of_wishes_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["/ip4/7.0.1.1/tcp/22", "/dns4/there/udp/1/quic-v1", f"{AT_A}/p2p/{A}/p2p-circuit", "x" * 200]
+    "address",
+    ["/ip4/7.0.1.1/tcp/22", "/dns4/there/udp/1/quic-v1", f"{AT_A}/p2p-circuit", "x" * 200],
+    ids=["tcp", "name", "relay", "long"],
 )
 def test_only_plain_addresses_of_udp_are_read(address: str) -> None:
     with pytest.raises(RemoteError, match="garbage"):

@@ -133,6 +133,16 @@ async def test_a_false_manifest_is_refused_with_a_sentence_and_the_true_one_take
     assert found.id == run.id and vault.version(0) == 0
 
 
+async def test_an_honest_peer_is_asked_when_the_first_ones_lie(tmp_path: Path) -> None:
+    hub, run = MemoryNetwork(), signed_run(tmp_path)
+    doors = [await server(hub, run) for _ in range(3)]
+    for door in doors[:2]:
+        serve_instead(door, run, changed(run, "a wrong signature", run))
+    search = find_run(await peer_on(hub), Identity.generate(), "test", tmp_path, ignore)
+    found, _ = await asyncio.wait_for(search, within_s(10.0))
+    assert found.id == run.id
+
+
 async def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "LIST_PATIENCE_S", 0.0)
     hub, run = MemoryNetwork(), signed_run(tmp_path)
