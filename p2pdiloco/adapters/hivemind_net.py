@@ -197,11 +197,14 @@ class HivemindTransport(Endpoint):
         return self._daemon.options.force_reachability == "private"
 
     async def dial_anew(self, peer: str, addresses: Sequence[str]) -> None:
+        dialable = dialable_addresses(peer, addresses)
+        if not dialable:
+            raise PeerUnreachable(f"no usable address of {peer}")
         link = await self.link(peer)
         if link is not None and not link.ips:
             await self._disconnected(peer)
             self._meeting.connected.discard(peer)
-        await self._meeting.dial(self._require, peer, addresses)
+        await self._meeting.dial(self._require, peer, dialable)
         self._meeting.met(peer)
 
     async def hide(self) -> None:

@@ -142,6 +142,8 @@ class FrontDoor:
         if isinstance(query, wire.ReachQuery):
             return await self._dial_back(sender, query)
         if isinstance(query, wire.Punch):
+            if self._gate is not None and query.addresses:  # whoever is not admitted learns no address
+                self._gate.check(query.peer)
             if self._holes is None:
                 raise RemoteError(Unheard.NOT_READY.value)
             return wire.encode(await self._holes.answer(sender, query))

@@ -25,10 +25,11 @@ from p2pdiloco.adapters.dials import Attempts
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError
 from p2pdiloco.ports import Transport
-from p2pdiloco.util import Rests, loop_s
+from p2pdiloco.util import BoundedDict, Rests, loop_s
 
 WORDS, WORDS_S = 64, 60.0
-"""Holes that a peer helps with, or begins to punch at others' words, in so much time."""
+"""Wishes of one peer that are heard in so much time."""
+MAX_NOTED = 4096
 ASK_S, TELL_S = 5.0, 3.0
 LOOK_S, MOST_AT_ONCE = 3.0, 8
 REST_S, MOST_REST_S = 4.0, 600.0
@@ -45,7 +46,7 @@ class Holes:
     """Peers that a person named to join through."""
 
     def __post_init__(self) -> None:
-        self._words = Attempts(WORDS, WORDS_S)
+        self._words: BoundedDict[str, Attempts] = BoundedDict(MAX_NOTED)
         self._rests: Rests[str] = Rests(REST_S, MOST_REST_S)
         self._dials: set[asyncio.Task[bool]] = set()
 
@@ -56,7 +57,8 @@ class Holes:
             RemoteError: they are not both connected here by UDP; too often; or who names addresses is nobody
                 whom we join through.
         """
-        if not self._words.take(loop_s()):
+        words = self._words[sender] = self._words.get(sender) or Attempts(WORDS, WORDS_S)
+        if not words.take(loop_s()):
             raise RemoteError("punches-too-often")
         if query.addresses:
             if sender not in self._chosen:
@@ -71,7 +73,7 @@ class Holes:
         word = wire.QUERY + wire.encode(wire.Punch(sender, asker.udp[: wire.MAX_PORTS]))
         try:
             await self._transport.send(query.peer, word, TELL_S)
-        except TransportError as error:
+        except (RemoteError, TransportError) as error:
             raise RemoteError("not-connected", str(error)) from error
         return wire.PunchAnswer(wanted.udp[: wire.MAX_PORTS])
 

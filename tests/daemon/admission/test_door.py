@@ -50,7 +50,9 @@ async def test_a_stranger_reads_and_does_nothing_else(tmp_path: Path) -> None:
         assert await refused(rogue.transport.pull(me, b"\xff" * 99, 0, 2.0)) == "not-admitted"
         assert await refused(rogue.transport.push(me, b"\xff" * 99, (b"x",), 2.0)) == "not-admitted"
         assert await refused(rogue.transport.send(me, wire.MESSAGE + b"\xff" * 99, 2.0)) == "not-admitted"
-        assert a.report.status(0.0).refusals["not-admitted"] == 8
+        punch = wire.encode(wire.Punch(rogue.id, ("/ip4/7.0.0.1/udp/1/quic-v1",)))
+        assert await refused(b.transport.send(me, wire.QUERY + punch, 2.0)) == "not-admitted"
+        assert a.report.status(0.0).refusals["not-admitted"] == 9
         # What a newcomer reads before it joins:
         manifest = await rogue.transport.pull(me, wire.encode(wire.PullManifest(swarm.run.id)), 0, 2.0)
         assert not isinstance(manifest, Refusal)

@@ -135,6 +135,13 @@ async def test_a_flood_of_wishes_is_refused() -> None:
         await made[B].answer(BOOTSTRAP, wire.Punch(A, (AT_A,)))
     await asyncio.sleep(0)
     assert len(worlds[B].dialled) == WORDS
+    worlds[BOOTSTRAP].ends[LIAR] = ("x",)
+    for _ in range(WORDS + 1):
+        with pytest.raises(RemoteError):
+            await made[BOOTSTRAP].answer(LIAR, wire.Punch(LIAR, ()))
+    worlds[B].there = {}
+    del made[B]._words[BOOTSTRAP]
+    assert await made[A].punch(B), "each has wishes of its own"
 
 
 @pytest.mark.parametrize(
