@@ -217,7 +217,7 @@ class Transport(Protocol):
 
     async def dial_anew(self, peer: str, addresses: Sequence[str]) -> None:
         """Dial a peer at these addresses; what leads to it through a relay only ends first. Raises:
-        PeerUnreachable."""
+        PeerUnreachable (also: no direct connection has come of it)."""
 
     restarts: int
     """Number of times that the process that carries the transport died and was replaced."""

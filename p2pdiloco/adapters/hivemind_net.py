@@ -206,6 +206,10 @@ class HivemindTransport(Endpoint):
             self._meeting.connected.discard(peer)
         await self._meeting.dial(self._require, peer, dialable)
         self._meeting.met(peer)
+        link = await self.link(peer)
+        if link is None or not link.ips:
+            raise PeerUnreachable(f"{peer}: through a relay only")
+        self._meeting.direct.add(peer)
 
     async def hide(self) -> None:
         """p2pd must be started anew for it; 10 s at most."""

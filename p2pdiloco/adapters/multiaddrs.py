@@ -182,10 +182,11 @@ def endpoint_of(address: str) -> tuple[str, int] | None:
 
 
 def with_quic(addresses: Iterable[str]) -> list[str]:
-    """List these addresses, each of plain TCP after the one of UDP with the same port."""
+    """List these addresses, each of plain TCP after the one of UDP with the same port. By IPv6 nobody needs
+    that."""
     found = []
     for text in addresses:
-        if endpoint_of(text) is not None:
+        if endpoint_of(text) is not None and not text.startswith("/ip6/"):
             host, (_, port), *rest = parse(text)
             found.append(join([host, ("udp", port), ("quic-v1", ""), *rest]))
         found.append(text)

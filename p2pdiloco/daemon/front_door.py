@@ -142,9 +142,9 @@ class FrontDoor:
         if isinstance(query, wire.ReachQuery):
             return await self._dial_back(sender, query)
         if isinstance(query, wire.Punch):
-            if self._gate is not None and query.addresses:  # whoever is not admitted learns no address
+            if query.addresses and self._gate is not None:  # whoever is not admitted learns no address
                 self._gate.check(query.peer)
-            if self._holes is None:
+            if self._holes is None or (query.addresses and self._gate is None):
                 raise RemoteError(Unheard.NOT_READY.value)
             return wire.encode(await self._holes.answer(sender, query))
         return self._answer(sender, query)

@@ -44,7 +44,7 @@ def members(swarm: Swarm, nats: Nats, join: str) -> dict[str, dict[str, object]]
     return {row["name"]: row for row in json.loads(done.stdout)["members"]}
 
 
-def test_who_is_behind_a_nat_contributes_and_is_never_syncer(swarm: Swarm, nats: Nats) -> None:
+def test_who_is_behind_a_nat_contributes_and_leaves_offices_to_others(swarm: Swarm, nats: Nats) -> None:
     # One lets itself be reached through relays, the other does not; a hole joins the two.
     homes = {"home1": "relayed", "home2": "outbound only"}
     manifest = swarm.manifest(seats=("public", *homes))
@@ -65,8 +65,6 @@ def test_who_is_behind_a_nat_contributes_and_is_never_syncer(swarm: Swarm, nats:
         swarm.until(
             lambda node=node, word=word: [e.reason for e in node.events("reach")][-1:] == [word], word, 30
         )
-        taken = [e for e in node.events("office") if e.syncer == node.peer_id]
-        assert not taken, taken
         swarm.until(lambda node=node: "a direct line to" in node.said(), "a hole", 30)
     everybody = {"public": "direct", **homes}
     shown: dict[str, dict[str, object]] = {}
@@ -74,10 +72,11 @@ def test_who_is_behind_a_nat_contributes_and_is_never_syncer(swarm: Swarm, nats:
     def all_shown() -> bool:
         # A record on the DHT says who is there: what is news in it comes seconds after the event.
         shown.update(members(swarm, nats, join))
-        return {name: row["reach"] for name, row in shown.items()} == everybody
+        offices = {name for name, row in shown.items() if row["offices"]}
+        return {name: row["reach"] for name, row in shown.items()} == everybody and offices == {"public"}
 
-    swarm.until(all_shown, "status of everybody", 60)
-    assert shown["public"]["offices"], "somebody must be syncer"
+    # While nobody hears from public, as on a busy machine, the two may elect each other.
+    swarm.until(all_shown, "status of everybody, and offices of public alone", 60)
     for node in reversed(nodes):
         node.terminate()
 

@@ -211,12 +211,12 @@ class Presence:
         records = await self._records()
         others: list[tuple[str, tuple[str, ...]]] = []
         hidden: set[str] = set()
-        self.hidden = hidden
         for peer, record in records.items():
             if not record.dialable:
                 hidden.add(peer)
             if not self._rests.rests(peer) and (record.dialable or self._worth_a_try(peer)):
                 others.append((peer, record.addresses))
+        self.hidden = set(filter(self._admits, hidden))
         others.sort(key=lambda other: self._tried.get(other[0], 0.0))
         self._meet([other for other in others if self._admits(other[0])])
         for peer, addresses in others:

@@ -16,20 +16,23 @@ Rules: docs/protocol/links.md, section 2.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 from p2pdiloco.adapters.dials import Attempts
+from p2pdiloco.adapters.endpoint import report_end
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError
 from p2pdiloco.ports import Transport
 from p2pdiloco.util import BoundedDict, Rests, loop_s
 
-WORDS, WORDS_S = 64, 60.0
-"""Wishes of one peer that are heard in so much time."""
-MAX_NOTED = 4096
+WISHES, WORDS, WORDS_S = 64, 8, 60.0
+"""Wishes of one peer that are heard in so much time, and words of others that one peer wishes it."""
+MAX_NOTED, MAX_DIALS = 4096, 16
 ASK_S, TELL_S = 5.0, 3.0
 LOOK_S, MOST_AT_ONCE = 3.0, 8
 REST_S, MOST_REST_S = 4.0, 600.0
@@ -47,8 +50,10 @@ class Holes:
 
     def __post_init__(self) -> None:
         self._words: BoundedDict[str, Attempts] = BoundedDict(MAX_NOTED)
+        self._wishes: BoundedDict[str, Attempts] = BoundedDict(MAX_NOTED)
         self._rests: Rests[str] = Rests(REST_S, MOST_REST_S)
-        self._dials: set[asyncio.Task[bool]] = set()
+        self._dials: dict[str, asyncio.Task[bool]] = {}
+        """Dials under way, one to a peer: a second one would end what the first has found."""
 
     async def answer(self, sender: str, query: wire.Punch) -> wire.PunchAnswer:
         """Tell both ends where the other is; or, as one of them, begin to dial.
@@ -57,16 +62,17 @@ class Holes:
             RemoteError: they are not both connected here by UDP; too often; or who names addresses is nobody
                 whom we join through.
         """
-        words = self._words[sender] = self._words.get(sender) or Attempts(WORDS, WORDS_S)
-        if not words.take(loop_s()):
-            raise RemoteError("punches-too-often")
         if query.addresses:
             if sender not in self._chosen:
                 raise RemoteError("not-chosen")
-            dial = asyncio.create_task(self._dial(query.peer, query.addresses))
-            self._dials.add(dial)
-            dial.add_done_callback(self._dials.discard)
+            if len(self._dials) >= MAX_DIALS or not _may(self._words, query.peer, WORDS):
+                raise RemoteError("punches-too-often")
+            self._begin(query.peer, query.addresses)
             return wire.PunchAnswer(())
+        if not _may(self._wishes, sender, WISHES):
+            raise RemoteError("punches-too-often")
+        if self._transport.hidden:
+            raise RemoteError("not-connected", "a hidden node helps nobody")
         asker, wanted = [await self._transport.link(peer) for peer in (sender, query.peer)]
         if asker is None or wanted is None or not asker.udp or not wanted.udp:
             raise RemoteError("not-connected", "not both are connected by UDP")
@@ -81,10 +87,14 @@ class Holes:
         """Punch holes to hidden members for ever, while this node is one."""
         while True:
             if self._transport.hidden:
-                without = set(hidden()).difference(self._transport.direct())
+                without, connected = (
+                    set(hidden()).difference(self._transport.direct()),
+                    self._transport.connected(),
+                )
                 wanted = [peer for peer in sorted(without) if not self._rests.rests(peer)]
-                chosen = random.sample(wanted, min(len(wanted), MOST_AT_ONCE))
-                await asyncio.gather(*map(self.punch, chosen))
+                random.shuffle(wanted)  # anybody may have a record: those who answered come first
+                wanted.sort(key=lambda peer: peer not in connected)
+                await asyncio.gather(*map(self.punch, wanted[:MOST_AT_ONCE]))
             await asyncio.sleep(LOOK_S)
 
     async def punch(self, peer: str) -> bool:
@@ -97,17 +107,37 @@ class Holes:
             except (RemoteError, TransportError) as error:
                 logger.debug("%s does not help to reach %s: %s", helper, peer, error)
                 continue
-            if answer.addresses and await self._dial(peer, answer.addresses):
+            dial = self._begin(peer, answer.addresses)
+            if await asyncio.shield(dial):
                 self._rests.pop(peer, None)
-                logger.info("a direct line to %(peer)s, through both routers", {"peer": peer})
                 return True
         return False
 
+    def _begin(self, peer: str, addresses: tuple[str, ...]) -> asyncio.Task[bool]:
+        """Dial a peer, unless that is under way."""
+        if peer not in self._dials:
+            self._dials[peer] = dial = asyncio.create_task(self._dial(peer, addresses))
+            dial.add_done_callback(lambda _: self._dials.pop(peer))
+            dial.add_done_callback(partial(report_end, "hole"))
+        return self._dials[peer]
+
     async def _dial(self, peer: str, addresses: tuple[str, ...]) -> bool:
         try:
-            await self._transport.dial_anew(peer, addresses)
+            await self._transport.dial_anew(peer, [at for at in addresses if _is_global(at)])
         except PeerUnreachable as error:
             logger.debug("no hole to %s: %s", peer, error)
             return False
-        link = await self._transport.link(peer)
-        return link is not None and bool(link.ips)
+        logger.info("a direct line to %(peer)s, through both routers", {"peer": peer})
+        return True
+
+
+def _may(kept: BoundedDict[str, Attempts], peer: str, most: int) -> bool:
+    attempts = kept[peer] = kept.get(peer) or Attempts(most, WORDS_S)
+    return attempts.take(loop_s())
+
+
+def _is_global(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.split("/")[2]).is_global
+    except ValueError:
+        return False

@@ -10,7 +10,7 @@ import pytest
 
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.network import holes
-from p2pdiloco.daemon.network.holes import WORDS, Holes
+from p2pdiloco.daemon.network.holes import WISHES, WORDS, Holes
 from p2pdiloco.errors import PeerUnreachable, RemoteError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PeerConnections
@@ -22,11 +22,9 @@ AT_A, AT_B = "/ip4/7.0.1.1/udp/4001/quic-v1", "/ip4/7.0.1.2/udp/4002/quic-v1"
 class World:
     """A transport of whoever is asked; `ends`: of the connections to others; `there`: who takes its words."""
 
-    hidden = True
-
     def __init__(self, ends: dict[str, Sequence[str]], there: dict[str, Holes] | None = None) -> None:
         self.ends, self.there = ends, there or {}
-        self.me = ""
+        self.me, self.hidden = "", True
         self.dialled: list[tuple[str, Sequence[str]]] = []
         self.opens = True
 
@@ -66,7 +64,7 @@ def three() -> tuple[dict[str, World], dict[str, Holes]]:
         for peer, world in worlds.items()
     }
     for peer, world in worlds.items():
-        world.me, world.there = peer, made
+        world.me, world.there, world.hidden = peer, made, peer != BOOTSTRAP
     return worlds, made
 
 
@@ -74,7 +72,7 @@ async def test_both_dial_where_the_bootstrap_sees_the_other() -> None:
     worlds, made = three()
     assert await made[A].punch(B)
     await asyncio.sleep(0)
-    assert worlds[A].dialled == [(B, (AT_B,))] and worlds[B].dialled == [(A, (AT_A,))]
+    assert worlds[A].dialled == [(B, [AT_B])] and worlds[B].dialled == [(A, [AT_A])]
     assert not worlds[BOOTSTRAP].dialled
 
 
@@ -96,7 +94,7 @@ async def test_a_hole_that_does_not_come_about_is_tried_again_later(monkeypatch:
 
 async def test_nobody_is_asked_by_whom_others_can_dial(monkeypatch: pytest.MonkeyPatch) -> None:
     worlds, made = three()
-    worlds[A].hidden = False  # type: ignore[misc]
+    worlds[A].hidden = False
     monkeypatch.setattr(holes, "LOOK_S", 0.0)
     watching = asyncio.create_task(made[A].watch(lambda: {B}))
     for _ in range(20):
@@ -127,21 +125,35 @@ async def test_nobody_is_made_to_dial_by_whom_no_person_named() -> None:
     assert not worlds[B].dialled
 
 
-async def test_a_flood_of_wishes_is_refused() -> None:
+async def test_a_flood_of_one_peer_keeps_no_other_from_a_hole() -> None:
     worlds, made = three()
     for _ in range(WORDS):
-        await made[B].answer(BOOTSTRAP, wire.Punch(A, (AT_A,)))
+        await made[B].answer(BOOTSTRAP, wire.Punch(LIAR, (AT_A,)))
     with pytest.raises(RemoteError, match="too-often"):
-        await made[B].answer(BOOTSTRAP, wire.Punch(A, (AT_A,)))
+        await made[B].answer(BOOTSTRAP, wire.Punch(LIAR, (AT_A,)))
     await asyncio.sleep(0)
-    assert len(worlds[B].dialled) == WORDS
-    worlds[BOOTSTRAP].ends[LIAR] = ("x",)
-    for _ in range(WORDS + 1):
-        with pytest.raises(RemoteError):
-            await made[BOOTSTRAP].answer(LIAR, wire.Punch(LIAR, ()))
-    worlds[B].there = {}
-    del made[B]._words[BOOTSTRAP]
-    assert await made[A].punch(B), "each has wishes of its own"
+    assert worlds[B].dialled == [(LIAR, [AT_A])], "one dial at a time"
+    for _ in range(WISHES):
+        with pytest.raises(RemoteError, match="not-connected"):
+            await made[BOOTSTRAP].answer(LIAR, wire.Punch(B, ()))
+    with pytest.raises(RemoteError, match="too-often"):
+        await made[BOOTSTRAP].answer(LIAR, wire.Punch(B, ()))
+    assert await made[A].punch(B)
+
+
+async def test_a_hidden_node_tells_nobody_where_its_peers_are() -> None:
+    worlds, made = three()
+    worlds[A].ends |= {B: (AT_B,), LIAR: (AT_B,)}
+    with pytest.raises(RemoteError, match="not-connected"):
+        await made[A].answer(LIAR, wire.Punch(B, ()))
+
+
+@pytest.mark.parametrize("inside", ["192.168.1.1", "127.0.0.1", "999.1.1.1"])
+async def test_addresses_of_no_internet_are_not_dialled(inside: str) -> None:
+    worlds, made = three()
+    await made[B].answer(BOOTSTRAP, wire.Punch(A, (f"/ip4/{inside}/udp/53/quic-v1",)))
+    await asyncio.sleep(0)
+    assert worlds[B].dialled == [(A, [])]
 
 
 @pytest.mark.parametrize(
