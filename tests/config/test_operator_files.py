@@ -103,7 +103,8 @@ def test_the_compose_file_speaks_of_settings_ports_and_files_that_exist() -> Non
         image = (path.parent / build["context"] / build["dockerfile"]).read_text(encoding="utf-8")
         assert set(build["args"]) <= set(re.findall(r"^ARG (\w+)", image, re.MULTILINE)), name
         inside = {port.rpartition(":")[2] for port in service["ports"]}
-        assert inside <= set(re.findall(r"(\d+)/tcp", image)), name
+        exposed = {"/".join(found) for found in re.findall(r"(\d+)/(tcp|udp)", image)}
+        assert {port if "/" in port else f"{port}/tcp" for port in inside} <= exposed, name
         pages = [port for port in service["ports"] if port.endswith(":8080")]
         assert pages and all(port.startswith("127.0.0.1:") for port in pages), "for this machine only"
 
