@@ -75,7 +75,7 @@ class PeerConnections(Frozen):
     ips: tuple[str, ...]
     """IP addresses of the direct connections' other ends; empty: there is one through a relay only."""
     udp: tuple[str, ...] = ()
-    """Multiaddrs of those that are over UDP."""
+    """Multiaddrs of the other ends of those that are over UDP, of IPv4."""
 
 
 class TransportHandlers(Protocol):
@@ -213,7 +213,8 @@ class Transport(Protocol):
         """True: others cannot dial us."""
 
     async def hide(self) -> None:
-        """Look for relays, if that is allowed, as others cannot dial us. Connections may break meanwhile."""
+        """Look for relays, if that is allowed, and listen where holes can be punched, as others cannot dial
+        us. Connections may break meanwhile."""
 
     async def dial_anew(self, peer: str, addresses: Sequence[str]) -> None:
         """Dial a peer at these addresses; what leads to it through a relay only ends first. Raises:

@@ -34,7 +34,6 @@ from p2pdiloco.ports import PeerConnections, TransportHandlers
 from p2pdiloco.util import BoundedDict, cancelled
 
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
-EVERYWHERE = ("/ip4/0.0.0.0", "/ip6/::")
 DHT_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 2.0
 MAINTENANCE_S = 5.0
@@ -177,9 +176,8 @@ class HivemindTransport(Endpoint):
             return None
         if ends is None:
             return None
-        direct = [end for end in ends if not multiaddrs.relayed(end)]
-        udp = tuple(end for end in direct if end.endswith("/quic-v1"))
-        return PeerConnections(multiaddrs.direct_ips(direct), udp)
+        udp = tuple(end for end in ends if end.startswith("/ip4/") and end.endswith("/quic-v1"))
+        return PeerConnections(multiaddrs.direct_ips(ends), udp)
 
     async def answers_at(self, peer: str, ip: str, port: int, timeout_s: float) -> bool:
         return await multiaddrs.peer_answers(peer, ip, port, timeout_s)
@@ -357,7 +355,7 @@ class HivemindTransport(Endpoint):
         """Addresses to listen on for holes. Where a hidden node listens nobody need know; a bootstrap has the
         port that it has of TCP, if it is free."""
         if self.hidden:
-            return [f"{family}/udp/0/quic-v1" for family in EVERYWHERE[:1]]
+            return [f"{multiaddrs.ANY_IP4}udp/0/quic-v1"]
         if not self.helps_with_holes:
             return []
         wanted = [text for text in multiaddrs.with_quic(self._listen) if text not in self._listen]
@@ -422,7 +420,9 @@ class HivemindTransport(Endpoint):
 
     async def _look_at_addresses(self, attachment: binding.Attachment) -> None:
         self._own = await asyncio.to_thread(multiaddrs.own_addresses)
-        everywhere = () if self._daemon.options.listen else EVERYWHERE  # it dials from there all the same
+        everywhere = (
+            () if self._daemon.options.listen else (multiaddrs.ANY_IP4, multiaddrs.ANY_IP6)
+        )  # it dials from there all the same
         self._meeting.dials.listening([*self._listen, *everywhere], self._own)
         observed = await attachment.observed_addresses(CONTROL_TIMEOUT_S)
         self._observed = [at for at in observed if "/quic" not in at or multiaddrs.relayed(at)]

@@ -61,7 +61,7 @@ _CODES = {
 """Codes of the binary form: protocol, and bytes of its value; -1: its length stands before it. Source:
 https://github.com/multiformats/multicodec/blob/master/table.csv"""
 Parts = list[tuple[str, str]]
-IP4, IP6 = "/ip4/0.0.0.0/", "/ip6/::/"
+ANY_IP4, ANY_IP6 = "/ip4/0.0.0.0/", "/ip6/::/"
 FAR_AWAY = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
 """Addresses of documentation: nothing is sent there, it is only asked which way it would go."""
 SHARED = tuple(map(ipaddress.ip_network, ("100.64.0.0/10", "fd7a:115c:a1e0::/48")))
@@ -204,7 +204,7 @@ def of_both_families(listen: Sequence[str]) -> Sequence[str]:
     named."""
     if not socket.has_dualstack_ipv6() or any(text.startswith("/ip6/") for text in listen):
         return listen
-    return [*listen, *(text.replace(IP4, IP6) for text in listen if text.startswith(IP4))]
+    return [*listen, *(text.replace(ANY_IP4, ANY_IP6) for text in listen if text.startswith(ANY_IP4))]
 
 
 def claim_ports(listen: Sequence[str]) -> list[str]:
@@ -217,7 +217,7 @@ def claim_ports(listen: Sequence[str]) -> list[str]:
     Raises:
         UserError: malformed, port in use, not allowed, or not an address of this machine.
     """
-    if list(listen) == [f"{IP4}tcp/0", f"{IP6}tcp/0"]:
+    if list(listen) == [f"{ANY_IP4}tcp/0", f"{ANY_IP6}tcp/0"]:
         with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as probe:
             listen = [f"{text[:-1]}{probe.getsockname()[1]}" for text in listen]
     claimed: list[str] = []

@@ -387,12 +387,12 @@ class ReachAnswer(Tagged):
     """Places at which the asker proved to be itself."""
 
 
-UdpAddress = Annotated[str, Meta(max_length=80, pattern=r"^/ip[46]/[0-9a-f.:]+/udp/[0-9]+/quic-v1\Z")]
+UdpAddress = Annotated[str, Meta(max_length=80, pattern=r"^/ip4/[0-9.]+/udp/[0-9]+/quic-v1\Z")]
 
 
 class Punch(Tagged):
-    """Wish for a direct line to a peer, through both ends' NATs, to a peer that is connected to both. It says
-    the same to the other end, with the addresses at which it sees the first."""
+    """Wish for a direct line to a peer, through both ends' NATs. A hidden node sends it to a bootstrap, which
+    passes it on to that peer, with the addresses at which it sees the hidden node."""
 
     peer: PeerId
     addresses: Annotated[tuple[UdpAddress, ...], Meta(max_length=MAX_PORTS)]

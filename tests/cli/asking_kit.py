@@ -1,4 +1,4 @@
-"""Whoever asks among members: of the status of a run, and for credits; keepers that lie."""
+"""A visitor among members, which asks for the status of a run and for credits; keepers that lie."""
 
 from __future__ import annotations
 

@@ -419,7 +419,7 @@ def leaf_groups(*daemons: Daemon) -> set[str]:
 
 
 def roots(*daemons: Daemon) -> list[Daemon]:
-    """Who published the newest version of a fragment, of the nodes that live."""
+    """The node that published the newest version of a fragment, of those that live."""
     newest: dict[int, tuple[int, Daemon]] = {}
     for daemon in daemons:
         for event in daemon.events("publish"):

@@ -2,13 +2,14 @@
 to.
 
 libp2p punches a hole only once four peers have seen a node's address. Here one is enough. Bootstraps and
-hidden nodes listen by UDP (QUIC), too. Whoever wants to reach a hidden member asks a peer to join through,
-which tells each end where it sees the other, and both dial at once. The first packet of each opens its own
-router for the other's packets. A router that takes another port for every destination (symmetric) shows the
-bootstrap a port that is of no use to others: there a hole comes about only if the other router lets in
-packets from everywhere.
+hidden nodes listen by UDP (QUIC), too. A hidden node that wants to reach another asks a bootstrap through
+which it joined. The bootstrap tells each end where it sees the other, and both dial at once. The first packet
+of each opens its own router for the other's packets. A router that takes another port for every destination
+(symmetric) shows the bootstrap a port that is of no use to others: there a hole comes about only if the other
+router lets in packets from everywhere.
 
-Where to dial is believed of peers only that a person named to join through.
+A node believes where to dial only of peers that a person named to join through. IPv4 alone is dialled: by
+IPv6 there is no NAT between.
 
 Rules: docs/protocol/links.md, section 2.
 """
@@ -31,8 +32,9 @@ from p2pdiloco.ports import Transport
 from p2pdiloco.util import BoundedDict, Rests, loop_s
 
 WISHES, WORDS, WORDS_S = 64, 8, 60.0
-"""Wishes of one peer that are heard in so much time, and words of others that one peer wishes it."""
+"""Wishes of one peer that a bootstrap hears in so much time, and those that another hears of from it."""
 MAX_NOTED, MAX_DIALS = 4096, 16
+"""Peers whose wishes and words are counted, and dials under way at the words of others."""
 ASK_S, TELL_S = 5.0, 3.0
 LOOK_S, MOST_AT_ONCE = 3.0, 8
 REST_S, MOST_REST_S = 4.0, 600.0
@@ -59,8 +61,8 @@ class Holes:
         """Tell both ends where the other is; or, as one of them, begin to dial.
 
         Raises:
-            RemoteError: they are not both connected here by UDP; too often; or who names addresses is nobody
-                whom we join through.
+            RemoteError: they are not both connected here by UDP; the peer asks too often; or no person named
+                the peer that tells where to dial.
         """
         if query.addresses:
             if sender not in self._chosen:
@@ -87,10 +89,8 @@ class Holes:
         """Punch holes to hidden members for ever, while this node is one."""
         while True:
             if self._transport.hidden:
-                without, connected = (
-                    set(hidden()).difference(self._transport.direct()),
-                    self._transport.connected(),
-                )
+                without = set(hidden()).difference(self._transport.direct())
+                connected = self._transport.connected()
                 wanted = [peer for peer in sorted(without) if not self._rests.rests(peer)]
                 random.shuffle(wanted)  # anybody may have a record: those who answered come first
                 wanted.sort(key=lambda peer: peer not in connected)

@@ -53,6 +53,8 @@ class Forwarding(Frozen):
     port: int
     end: Callable[[], object]
     """Function that ends it. It waits for the router."""
+    lacks_udp: bool = False
+    """True: the port of UDP was wished, and is not forwarded."""
 
     @property
     def addresses(self) -> list[str]:
@@ -63,7 +65,8 @@ class Forwarding(Frozen):
     @property
     def words(self) -> str:
         """Words for people."""
-        words = f"the router forwards its port {self.port} to this node"
+        of_tcp = " (of TCP alone, so nobody gets a direct line by this node's help)" if self.lacks_udp else ""
+        words = f"the router forwards its port {self.port} to this node{of_tcp}"
         if self.addresses:
             return f"{words}, as {self.ip}"
         return (
@@ -184,10 +187,12 @@ def by_upnp(port: int, by_udp: bool = False) -> Forwarding | None:
         told(client.deleteportmapping, port, "TCP")
 
     ask("TCP")
+    lacks_udp = by_udp
     if by_udp:
         with suppress(NotForwarded):
             ask("UDP")
-    return Forwarding(ip, port, end)
+            lacks_udp = False
+    return Forwarding(ip, port, end, lacks_udp)
 
 
 _WANT_ADDRESS, _FORWARD_UDP, _FORWARD_TCP = 0, 1, 2
@@ -202,19 +207,27 @@ def by_nat_pmp(port: int, by_udp: bool = False, gateway: tuple[str, int] | None 
     if there is None:
         return None
 
-    def asked(lease_s: int, kind: int = _FORWARD_TCP) -> int | None:
-        if by_udp and kind == _FORWARD_TCP:
-            with suppress(NotForwarded):
-                asked(lease_s, _FORWARD_UDP)
+    def asked(kind: int, lease_s: int) -> int | None:
         wish = struct.pack("!BBHHHI", 0, kind, 0, port, port if lease_s else 0, lease_s)
         told = _pmp(there, wish, 16)
         return None if told is None else struct.unpack_from("!H", told, 10)[0]
 
+    def udp(lease_s: int) -> int | None:
+        with suppress(NotForwarded):
+            return asked(_FORWARD_UDP, lease_s)
+        return None
+
+    def end() -> None:
+        if by_udp:
+            udp(0)
+        asked(_FORWARD_TCP, 0)
+
     said = _pmp(there, bytes((0, _WANT_ADDRESS)), 12)
-    outside = asked(LEASE_S) if said else None
+    outside = asked(_FORWARD_TCP, LEASE_S) if said else None
     if said is None or outside is None:
         return None
-    return Forwarding(str(ipaddress.IPv4Address(said[8:12])), outside, lambda: asked(0))
+    lacks_udp = by_udp and udp(LEASE_S) != outside
+    return Forwarding(str(ipaddress.IPv4Address(said[8:12])), outside, end, lacks_udp)
 
 
 def _pmp(gateway: tuple[str, int], request: bytes, size: int) -> bytes | None:

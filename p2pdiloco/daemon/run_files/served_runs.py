@@ -77,7 +77,7 @@ from p2pdiloco.errors import (
 from p2pdiloco.identity import Identity, verify
 from p2pdiloco.learner.lifeline import ignore_signals
 from p2pdiloco.ports import Transport
-from p2pdiloco.util import Now, Rests, end_with, yield_memory
+from p2pdiloco.util import Now, Rests, end_with, set_aside, yield_memory
 
 logger = logging.getLogger("p2pdiloco")
 LOOK_S = 1.0
@@ -445,7 +445,7 @@ def _sign(data_dir: Path, path: Path, owner: Identity) -> None:
         identifier = run.id
         file = kept_initial(data_dir, identifier)
         if not is_kept(data_dir, identifier, manifest) and file.exists():  # it cannot be read
-            Files().move(file, file.with_name(file.name + ".corrupt"))
+            logger.warning("%s: %s", file, set_aside(file))
         save_run(data_dir, run, vault)
     Files().save(kept_run_toml(data_dir, identifier), [content], durable=True)
     _warn(path, manifest)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from p2pdiloco.daemon.network.holes import WISHES, WORDS, Holes
 from p2pdiloco.errors import PeerUnreachable, RemoteError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PeerConnections
+from p2pdiloco.util import cancelled
 
 A, B, BOOTSTRAP, LIAR = (Identity.generate().peer_id for _ in range(4))
 AT_A, AT_B = "/ip4/7.0.1.1/udp/4001/quic-v1", "/ip4/7.0.1.2/udp/4002/quic-v1"
@@ -76,31 +78,45 @@ async def test_both_dial_where_the_bootstrap_sees_the_other() -> None:
     assert not worlds[BOOTSTRAP].dialled
 
 
+@asynccontextmanager
+async def watching(
+    made: Holes, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """A node that looks for B again and again; gives what waits for some more looks."""
+    monkeypatch.setattr(holes, "LOOK_S", 0.0)
+    task = asyncio.create_task(made.watch(lambda: {B}))
+
+    async def looks() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not task.done()
+
+    try:
+        yield looks
+    finally:
+        await cancelled([task])
+
+
 async def test_a_hole_that_does_not_come_about_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     worlds, made = three()
     worlds[A].opens = False
-    monkeypatch.setattr(holes, "LOOK_S", 0.0)
-    watching = asyncio.create_task(made[A].watch(lambda: {B}))
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert len(worlds[A].dialled) == 1, "it rests"
-    made[A]._rests.clear()
-    worlds[A].opens = True
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert len(worlds[A].dialled) == 2 and B in worlds[A].direct(), "there is nothing left to do"
-    watching.cancel()
+    async with watching(made[A], monkeypatch) as looks:
+        await looks()
+        assert len(worlds[A].dialled) == 1, "it rests"
+        made[A]._rests.clear()
+        worlds[A].opens = True
+        await looks()
+        assert len(worlds[A].dialled) == 2 and B in worlds[A].direct(), "there is nothing left to do"
+        await looks()
+        assert len(worlds[A].dialled) == 2
 
 
-async def test_nobody_is_asked_by_whom_others_can_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_others_can_dial_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     worlds, made = three()
     worlds[A].hidden = False
-    monkeypatch.setattr(holes, "LOOK_S", 0.0)
-    watching = asyncio.create_task(made[A].watch(lambda: {B}))
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert not worlds[A].dialled
-    watching.cancel()
+    async with watching(made[A], monkeypatch) as looks:
+        await looks()
+        assert not worlds[A].dialled
 
 
 @pytest.mark.parametrize("gone", [A, B], ids=["asker", "wanted"])

@@ -29,10 +29,11 @@ OUTSIDE = "45.67.89.7"
 
 
 class Gateway:
-    """A router that speaks NAT-PMP on the loopback. `code`: its refusal; `port`: another than is wished."""
+    """A router that speaks NAT-PMP on the loopback. `code`: its refusal, of UDP `udp_code`; `port`: another
+    than is wished."""
 
-    def __init__(self, code: int = 0, port: int = 0) -> None:
-        self.code, self.port = code, port
+    def __init__(self, code: int = 0, port: int = 0, udp_code: int = 0) -> None:
+        self.code, self.port, self.udp_code = code, port, udp_code
         self.leases: list[tuple[int, int]] = []
         self.by_udp: list[tuple[int, int]] = []
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -46,7 +47,8 @@ class Gateway:
             said, sender = self._socket.recvfrom(64)
             if not said:
                 return
-            head = struct.pack("!BBHI", 0, 128 + said[1], self.code, 1)
+            code = self.udp_code if said[1] == 1 else self.code
+            head = struct.pack("!BBHI", 0, 128 + said[1], code, 1)
             if said[1] == 0:
                 self._socket.sendto(head + socket.inet_aton(OUTSIDE), sender)
                 continue
@@ -69,7 +71,7 @@ def gateways() -> Iterator[list[Gateway]]:
         gateway.close()
 
 
-@pytest.mark.parametrize(("port", "by_udp"), [(0, False), (5000, True)])
+@pytest.mark.parametrize(("port", "by_udp"), [(0, False), (5000, True)], ids=["tcp", "another, udp too"])
 def test_a_gateway_forwards_by_nat_pmp_until_it_is_ended(
     gateways: list[Gateway], port: int, by_udp: bool
 ) -> None:
@@ -78,7 +80,7 @@ def test_a_gateway_forwards_by_nat_pmp_until_it_is_ended(
     assert found is not None and (found.ip, found.port) == (OUTSIDE, port or 4001)
     found.end()
     assert gateways[0].leases == [(4001, LEASE_S), (4001, 0)]
-    assert gateways[0].by_udp == gateways[0].leases * by_udp
+    assert gateways[0].by_udp == gateways[0].leases * by_udp and not found.lacks_udp
 
 
 def test_a_gateway_that_refuses_says_why(gateways: list[Gateway]) -> None:
@@ -110,8 +112,10 @@ class Device:
     def __getattr__(self, name: str) -> Any:
         def call(*words: Any) -> str:
             self.asked.append((name, *words))
-            key = f"{name} {words[-1]}" if name == "addportmapping" else name
-            if why := self._fails.get(key):
+            mapping = name == "addportmapping"
+            if why := self._fails.get(f"{name} {words[-1]}" if mapping else name):
+                raise Exception(why)  # as the library does
+            if mapping and (why := self._fails.get(f"{name} {words[1]}")):
                 raise Exception(why)  # as the library does
             return OUTSIDE
 
@@ -148,13 +152,25 @@ def test_a_device_forwards_by_upnp_until_it_is_ended(
 
 
 def test_the_same_port_of_udp_is_asked_for_where_it_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = upnp(monkeypatch, {"deleteportmapping UDP": "never heard of"})
+    device = upnp(monkeypatch, {})
     found = by_upnp(4001, True)
-    assert found is not None
+    assert found is not None and "TCP alone" not in found.words
     found.end()
     asked = [each[:3] for each in device.asked if "portmapping" in each[0]]
     add, delete = "addportmapping", "deleteportmapping"
     assert asked == [(add, 4001, "TCP"), (add, 4001, "UDP"), (delete, 4001, "UDP"), (delete, 4001, "TCP")]
+
+
+def test_who_does_not_get_the_port_of_udp_has_that_of_tcp_and_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch, gateways: list[Gateway]
+) -> None:
+    upnp(monkeypatch, {"addportmapping UDP": "Action not authorized"})
+    gateways.append(Gateway(udp_code=2))
+    for found in (by_upnp(4001, True), by_nat_pmp(4001, True, gateways[0].place)):
+        assert found is not None and found.addresses == [f"/ip4/{OUTSIDE}/tcp/4001"]
+        assert "(of TCP alone, so nobody gets a direct line" in found.words
+        found.end()
+    assert gateways[0].leases[-1] == (4001, 0)
 
 
 @pytest.mark.parametrize("fails", [NONE, NO_GATEWAY])

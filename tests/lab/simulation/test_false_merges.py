@@ -61,7 +61,7 @@ class Seen:
         self.audited: list[str] = []
         """Groups whose merges were made again."""
         self.found: list[tuple[str, str]] = []
-        """Who was found to have made a false merge, and by whom."""
+        """Peers that were found to have made a false merge, and by whom."""
         self.names: dict[bytes, str] = {}
         """Syncers of all versions."""
         self.repairs: dict[bytes, set[bytes]] = {}
