@@ -230,7 +230,6 @@ async def test_a_joiner_of_many_fragments_asks_a_donor_for_a_few_at_a_time(
     town: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(states, "SHARE", 1)
-    monkeypatch.setattr(states, "SHARE", 1)
     joiner, donor = await town.add("joiner", None), await town.add("d0", 1, 40e6)
     answers = await asyncio.gather(joiner.copy("d0", 0), joiner.copy("d0", 1))
     assert [type(answer) for answer in answers] == [ev.StateFetched, ev.StateFetched]

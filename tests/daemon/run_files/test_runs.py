@@ -133,14 +133,18 @@ async def test_a_false_manifest_is_refused_with_a_sentence_and_the_true_one_take
     assert found.id == run.id and vault.version(0) == 0
 
 
-async def test_an_honest_peer_is_asked_when_the_first_ones_lie(tmp_path: Path) -> None:
+async def test_an_honest_peer_is_asked_when_the_first_ones_refuse_lie_or_are_gone(tmp_path: Path) -> None:
     hub, run = MemoryNetwork(), signed_run(tmp_path)
-    doors = [await server(hub, run) for _ in range(3)]
-    for door in doors[:2]:
-        serve_instead(door, run, changed(run, "a wrong signature", run))
-    search = find_run(await peer_on(hub), Identity.generate(), "test", tmp_path, ignore)
-    found, _ = await asyncio.wait_for(search, within_s(10.0))
-    assert found.id == run.id
+    refusing, lying, honest = FrontDoor(), FrontDoor(), FrontDoor()
+    for door in (lying, honest):
+        door.add_run(run)
+    serve_instead(lying, run, changed(run, "a wrong signature", run))
+    asked = [(await peer_on(hub, door)).peer_id for door in (refusing, lying, honest)]
+    asked.insert(2, Identity.generate().peer_id)
+    listed = ListedRun(run.id, ["test"], [])
+    found = await known_runs.pull_run(await peer_on(hub), listed, asked)
+    assert found is not None and found.id == run.id
+    assert await known_runs.pull_run(await peer_on(hub), listed, asked[:3]) is None
 
 
 async def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
