@@ -77,6 +77,8 @@ def test_who_is_behind_a_nat_contributes_and_leaves_offices_to_others(swarm: Swa
 
     # While nobody hears from public, as on a busy machine, the two may elect each other.
     swarm.until(all_shown, "status of everybody, and offices of public alone", 60)
+    made = [len(node.events("publish")) for node in nodes]
+    assert made[0] > sum(made[1:]), made
     for node in reversed(nodes):
         node.terminate()
 
